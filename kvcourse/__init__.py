@@ -1,0 +1,51 @@
+"""kvcourse: why LLM inference is fast, measured and built.
+
+    import kvcourse as kv
+
+Names load when first used, so that importing the package costs little more than importing torch.
+`kvcourse/README.md` is the map of the rooms.
+"""
+
+from importlib import import_module
+from importlib.metadata import version as _version
+
+__version__ = _version("kvcourse")
+
+_HOMES = {
+    "ModelConfig": "config",
+    "placement": "device",
+    "synchronize": "device",
+    "NoCache": "caches",
+    "DenseCache": "caches",
+    "Transformer": "model",
+    "generate": "generation",
+    "generate_naive": "generation",
+    "prefill": "generation",
+    "warm_up": "generation",
+    "Generation": "metrics",
+    "median_time": "timing",
+    "flops": "cost",
+    "bytes_moved": "cost",
+    "cache_bytes": "cost",
+    "weight_bytes": "cost",
+    "LM": "lm",
+    "load_model": "lm",
+    "fetch": "weights.fetch",
+}
+_MODULES = ("check", "layers", "plots", "results", "widgets")
+
+__all__ = [*_HOMES, *_MODULES]
+
+
+def __getattr__(name: str):
+    if name in _MODULES:
+        return import_module(f"kvcourse.{name}")
+    if name in _HOMES:
+        value = getattr(import_module(f"kvcourse.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'kvcourse' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,7 @@
+"""Caches: where the keys and values of earlier tokens are kept. One protocol (`base`), one file for each kind."""
+
+from kvcourse.caches.base import Cache, Step
+from kvcourse.caches.dense import DenseCache
+from kvcourse.caches.none import NoCache
+
+__all__ = ["Cache", "DenseCache", "NoCache", "Step"]

@@ -1,0 +1,93 @@
+"""The one interface of every cache.
+
+A forward pass of the model is one *step* of a cache:
+
+    with cache.step(positions) as step:
+        for layer in ...:
+            out = step.attend(layer, q, k, v)     # store the new k and v, attend over all that is visible
+
+Leaving the block without an error moves the length; an error leaves the cache as it was.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from kvcourse.config import ModelConfig, require_positive
+
+
+class Step(ABC):
+    """What one forward pass needs to know: worked out once, used by every layer."""
+
+    @abstractmethod
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store k, v `(B, H_kv, T, D)` of the new tokens; return q `(B, H, T, D)` attended over all visible keys."""
+
+
+class Cache(ABC):
+    """Keys and values of the tokens seen so far, for `batch_size` rows of text.
+
+    `lengths` has one number for each row: how many tokens it holds. `length` is the longest.
+    """
+
+    def __init__(self, config: ModelConfig, batch_size: int = 1):
+        self.config = config
+        self.batch_size = require_positive("batch_size", batch_size)
+        self.lengths = [0] * batch_size
+
+    @property
+    def length(self) -> int:
+        """Tokens held by the longest row."""
+        return max(self.lengths)
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of memory really allocated for keys and values."""
+
+    @abstractmethod
+    def begin(self, positions: Tensor) -> Step:
+        """Prepare a step for new tokens at `positions` `(B, T)`; raise before anything is stored."""
+
+    @contextmanager
+    def step(self, positions: Tensor) -> Iterator[Step]:
+        """One forward pass over new tokens at `positions` `(B, T)` on the CPU, -1 for padding."""
+        lengths = [length + new for length, new in zip(self.lengths, self.count_new(positions), strict=True)]
+        yield self.begin(positions)
+        self.lengths = lengths  # not reached when the block raises
+
+    def reset(self) -> None:
+        """Forget every token. The memory stays allocated."""
+        self.lengths = [0] * self.batch_size
+
+    def next_positions(self, new_tokens: int) -> Tensor:
+        """Positions `(B, T)` of `new_tokens` further tokens in each row."""
+        starts = torch.tensor(self.lengths)
+        return starts[:, None] + torch.arange(new_tokens)
+
+    def count_new(self, positions: Tensor) -> list[int]:
+        """Real tokens in each row, after checking that every row goes on where it ended."""
+        counts = (positions >= 0).sum(1)
+        expected = self.next_positions(positions.shape[1])
+        padded = torch.arange(positions.shape[1]) >= counts[:, None]
+        if not torch.equal(positions, expected.masked_fill(padded, -1)):
+            raise ValueError(
+                f"Each row must go on from the {self.lengths} tokens it holds, with -1 for padding on the right; "
+                f"got positions from {positions[:, 0].tolist()}. For a new text, call reset() on the cache first."
+            )
+        return counts.tolist()
+
+    def check_fits(self, config: ModelConfig, batch_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Raise `ValueError` unless this cache was made for such a model and so many rows of text."""
+        if config != self.config:
+            mine, theirs = vars(self.config), vars(config)
+            names = ", ".join(f"{n}={mine[n]} here, {theirs[n]} in the model" for n in mine if mine[n] != theirs[n])
+            raise ValueError(f"This cache was made for another model ({names}); make one from model.config.")
+        if batch_size != self.batch_size:
+            raise ValueError(
+                f"This cache holds {self.batch_size} rows of text, but {batch_size} were given; "
+                f"make one with batch_size={batch_size}."
+            )

@@ -1,0 +1,107 @@
+"""The plain KV cache: one block of memory for each layer, allocated once, filled from the left.
+
+Slot i of a row holds the key and value of the token at position i. Reserving `max_len` slots up front is what
+makes adding a token cheap (one small write) and what wastes memory when texts stay short; pages mend that later.
+"""
+
+import torch
+from torch import Tensor
+
+from kvcourse.caches.base import Cache, Step
+from kvcourse.config import ModelConfig, require_positive
+from kvcourse.device import resolve
+from kvcourse.layers import attention, visible
+
+
+class DenseCache(Cache):
+    """Preallocated keys and values, `(n_layers, B, n_kv_heads, max_len, d_head)` each.
+
+    `max_len` defaults to the model's `max_seq_len`; `dtype` and `device` to those the course uses here.
+    """
+
+    def __init__(self, config: ModelConfig, batch_size: int = 1, max_len: int | None = None, dtype=None, device=None):
+        super().__init__(config, batch_size)
+        self.max_len = require_positive("max_len", config.max_seq_len if max_len is None else max_len)
+        self.device, self.dtype = resolve(device, dtype)
+        shape = (config.n_layers, batch_size, config.n_kv_heads, self.max_len, config.d_head)
+        self.keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.values = torch.zeros_like(self.keys)
+        self.written = 0  # slots that hold numbers, those of a step that failed included
+
+    @staticmethod
+    def bytes_for(config: ModelConfig, batch_size: int = 1, max_len: int | None = None, dtype=torch.float32) -> int:
+        """Bytes such a cache allocates: keys and values of every layer, key/value head and slot."""
+        slots = config.max_seq_len if max_len is None else max_len
+        return 2 * config.n_layers * batch_size * config.n_kv_heads * slots * config.d_head * dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.untyped_storage().nbytes() + self.values.untyped_storage().nbytes()
+
+    def reset(self) -> None:
+        """Forget every token. Old numbers are wiped too: a masked key counts with weight 0, but 0 x NaN is NaN."""
+        self.keys[:, :, :, : self.written] = 0
+        self.values[:, :, :, : self.written] = 0
+        self.written = 0
+        super().reset()
+
+    def begin(self, positions: Tensor) -> Step:
+        needed = int(positions.max()) + 1
+        if needed > self.max_len:
+            raise ValueError(
+                f"The cache has room for {self.max_len} tokens a row, but this step needs {needed}: "
+                "make a DenseCache with a larger max_len, or give a shorter text."
+            )
+        self.written = max(self.written, needed)
+        uniform = bool((positions == positions[:1]).all()) and int(positions.min()) >= 0
+        return (UniformStep if uniform else RaggedStep)(self, positions)
+
+    def check_fits(self, config: ModelConfig, batch_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().check_fits(config, batch_size, dtype, device)
+        if (dtype, device) != (self.dtype, self.device):
+            raise ValueError(
+                f"This cache holds {self.dtype} on {self.device}, the model computes in {dtype} on {device}; "
+                "pass dtype=model.dtype, device=model.device when you make the cache."
+            )
+
+
+class UniformStep(Step):
+    """Every row adds the same positions: keys and values go into one slice, and read back as a view (no copy)."""
+
+    def __init__(self, cache: DenseCache, positions: Tensor):
+        self.cache = cache
+        self.start, self.stop = int(positions[0, 0]), int(positions[0, -1]) + 1
+        self.causal = self.start == 0
+        self.mask = None
+        if not self.causal and positions.shape[1] > 1:  # one new token sees everything: no mask
+            row = positions[:1].to(cache.device)
+            self.mask = visible(row, torch.arange(self.stop, device=cache.device)[None])
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[:, :, self.start : self.stop] = k
+        values[:, :, self.start : self.stop] = v
+        return attention(q, keys[:, :, : self.stop], values[:, :, : self.stop], self.mask, self.causal)
+
+
+class RaggedStep(Step):
+    """Rows of unequal length: each real token is written to its own slot; padding is never stored."""
+
+    def __init__(self, cache: DenseCache, positions: Tensor):
+        self.cache = cache
+        held = torch.maximum(
+            torch.tensor(cache.lengths), positions.amax(1) + 1
+        )  # tokens each row holds after this step
+        self.stop = int(held.max())
+        slots = torch.arange(self.stop)[None]
+        key_positions = slots.masked_fill(slots >= held[:, None], -1)
+        self.mask = visible(positions, key_positions).to(cache.device)
+        rows, columns = (positions >= 0).nonzero(as_tuple=True)
+        self.slots = positions[rows, columns].to(cache.device)
+        self.rows, self.columns = rows.to(cache.device), columns.to(cache.device)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[self.rows, :, self.slots] = k[self.rows, :, self.columns]
+        values[self.rows, :, self.slots] = v[self.rows, :, self.columns]
+        return attention(q, keys[:, :, : self.stop], values[:, :, : self.stop], self.mask)

@@ -1,0 +1,65 @@
+"""What a model looks like: the numbers that fix every shape in this package.
+
+`ModelConfig` describes one decoder of the Llama family. It knows nothing about weights, devices or text.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of a decoder-only transformer (Llama family: RMSNorm, RoPE, grouped-query attention, SwiGLU).
+
+    The field names are the letters of the shapes used everywhere: queries are `(B, n_heads, T, d_head)`,
+    keys and values `(B, n_kv_heads, T, d_head)`.
+
+    Raises `ValueError` when a size is not a positive integer or the heads cannot be shared out evenly.
+    """
+
+    vocab_size: int
+    n_layers: int
+    n_heads: int  # query heads
+    d_model: int  # width of the residual stream
+    d_ff: int  # width inside the feed-forward layer
+    n_kv_heads: int | None = None  # key/value heads; None: one per query head
+    d_head: int | None = None  # size of one head; None: d_model / n_heads
+    max_seq_len: int = 2048  # the longest text the model was made for, in tokens
+    rope_theta: float = 10_000.0  # base of the rotary frequencies
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False  # the output head reuses the embedding matrix
+
+    def __post_init__(self):
+        if self.n_kv_heads is None:
+            object.__setattr__(self, "n_kv_heads", self.n_heads)
+        sizes = ("vocab_size", "n_layers", "n_heads", "d_model", "d_ff", "n_kv_heads", "max_seq_len")
+        for name in sizes:
+            require_positive(name, getattr(self, name))
+        if self.d_head is None:
+            if self.d_model % self.n_heads:
+                raise ValueError(
+                    f"d_model={self.d_model} does not divide into n_heads={self.n_heads} heads; give d_head."
+                )
+            object.__setattr__(self, "d_head", self.d_model // self.n_heads)
+        require_positive("d_head", self.d_head)
+        if self.d_head % 2:
+            raise ValueError(f"d_head={self.d_head} is odd; rotary embedding turns pairs, so it must be even.")
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(
+                f"n_heads={self.n_heads} is not a multiple of n_kv_heads={self.n_kv_heads}: "
+                "each key/value head must serve the same number of query heads."
+            )
+        for name in ("rope_theta", "norm_eps"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be greater than 0.")
+
+    @property
+    def group_size(self) -> int:
+        """How many query heads share one key/value head."""
+        return self.n_heads // self.n_kv_heads
+
+
+def require_positive(name: str, value) -> int:
+    """Return `value` if it is an integer of at least 1, else raise `ValueError` naming it."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")
+    return value

@@ -1,0 +1,87 @@
+"""What a forward pass costs, in closed form: floating point operations, bytes read and written, memory held.
+
+A multiply and an add count as two operations, as everywhere in this field. Norms, softmax and activations are left
+out: they are well below one percent of a decoder's operations. `torch.utils.flop_counter` counts the same way.
+"""
+
+from typing import NamedTuple
+
+from kvcourse.config import ModelConfig
+
+
+class Flops(NamedTuple):
+    """Operations of one forward pass, by where they happen."""
+
+    linear: int  # projections and feed-forward layers: grows with the new tokens
+    attention: int  # queries against keys, weights against values: new tokens x all tokens
+    head: int  # scores over the vocabulary
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+class Bytes(NamedTuple):
+    """Bytes one forward pass must move between memory and processor, if each number is touched once."""
+
+    weights: int  # read once for the whole batch
+    cache_read: int  # keys and values of earlier tokens
+    cache_written: int  # keys and values of the new ones
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def flops(config: ModelConfig, new_tokens: int, context: int = 0, batch_size: int = 1, last_only: bool = True) -> Flops:
+    """Operations to run `new_tokens` tokens for each of `batch_size` texts that hold `context` tokens already.
+
+    Prefill of n tokens is `flops(config, n)`, a decode step `flops(config, 1, context)`. Attention is counted as the
+    full rectangle of new tokens x all tokens, masked part included, as the flop counter does; a kernel that skips
+    the masked half of a long prefill does about half of it. `last_only` runs the head for one row of each text.
+    """
+    c, rows = config, batch_size * new_tokens
+    q_size, kv_size = c.n_heads * c.d_head, c.n_kv_heads * c.d_head
+    layer = c.d_model * (q_size + 2 * kv_size) + q_size * c.d_model + 3 * c.d_model * c.d_ff
+    attention = 2 * c.n_heads * c.d_head * (context + new_tokens)  # scores, then the weighted sum of values
+    head_rows = batch_size if last_only else rows
+    return Flops(
+        linear=2 * rows * c.n_layers * layer,
+        attention=2 * rows * c.n_layers * attention,
+        head=2 * head_rows * c.d_model * c.vocab_size,
+    )
+
+
+def parameters(config: ModelConfig) -> int:
+    """Number of weights. A tied head is the embedding matrix and counts once."""
+    c = config
+    q_size, kv_size = c.n_heads * c.d_head, c.n_kv_heads * c.d_head
+    layer = 2 * c.d_model * (q_size + kv_size) + 3 * c.d_model * c.d_ff + 2 * c.d_model
+    matrices = 1 if c.tie_embeddings else 2
+    return c.n_layers * layer + c.d_model + matrices * c.vocab_size * c.d_model
+
+
+def weight_bytes(config: ModelConfig, bits: float = 16) -> int:
+    """Bytes of memory for the weights at `bits` each."""
+    return int(parameters(config) * bits / 8)
+
+
+def cache_bytes(config: ModelConfig, seq_len: int, batch_size: int = 1, bits: float = 16) -> int:
+    """Bytes of keys and values: 2 x layers x KV heads x d_head x tokens x texts x bytes a number."""
+    numbers = 2 * config.n_layers * config.n_kv_heads * config.d_head * seq_len * batch_size
+    return int(numbers * bits / 8)
+
+
+def bytes_moved(config: ModelConfig, new_tokens: int, context: int = 0, batch_size: int = 1, bits: float = 16) -> Bytes:
+    """Bytes a forward pass with a cache must move at least: `flops` says what the arguments mean.
+
+    All weights are read once, except that of an untied embedding only the new tokens' rows are read. Activations
+    stay in the processor's own memory and are not counted.
+    """
+    rows = batch_size * new_tokens
+    unread = 0 if config.tie_embeddings else (config.vocab_size - min(rows, config.vocab_size)) * config.d_model
+    return Bytes(
+        weights=weight_bytes(config, bits) - int(unread * bits / 8),
+        cache_read=cache_bytes(config, context, batch_size, bits),
+        cache_written=cache_bytes(config, new_tokens, batch_size, bits),
+    )

@@ -1,0 +1,47 @@
+"""Where the course runs, in which number format, and why."""
+
+from typing import NamedTuple
+
+import torch
+
+
+class Placement(NamedTuple):
+    """A device, the dtype the course uses on it, and the reason in one sentence."""
+
+    device: torch.device
+    dtype: torch.dtype
+    reason: str
+
+
+def placement() -> Placement:
+    """The default device and dtype: CUDA in half precision when present, otherwise the CPU in float32.
+
+    bfloat16 needs compute capability 8.0 (Ampere); older GPUs such as the T4 get float16.
+    """
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        name = torch.cuda.get_device_name()
+        if major >= 8:
+            reason = f"{name} has compute capability {major}.{minor}, which computes in bfloat16"
+            return Placement(torch.device("cuda"), torch.bfloat16, reason)
+        reason = f"{name} has compute capability {major}.{minor}; bfloat16 needs 8.0, so float16"
+        return Placement(torch.device("cuda"), torch.float16, reason)
+    return Placement(torch.device("cpu"), torch.float32, "no CUDA device found; the CPU computes best in float32")
+
+
+def resolve(device=None, dtype=None) -> tuple[torch.device, torch.dtype]:
+    """Fill in what was not given: the default device, and the default dtype of the device in use."""
+    default = placement()
+    device = torch.device(device) if device is not None else default.device
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if dtype is None:
+        dtype = default.dtype if device.type == default.device.type else torch.float32
+    return device, dtype
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished. A GPU works behind the program's back: a clock read without
+    this measures how fast work was ordered, not how fast it was done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

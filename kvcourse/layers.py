@@ -1,0 +1,87 @@
+"""The parts a decoder is made of: RMSNorm, rotary positions, attention over explicit positions, SwiGLU.
+
+Nothing here knows about caches. Attention is given keys, values and *where each key sits*; who may look at
+what follows from the positions alone, and so every kind of cache shares one attention.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+PADDING = -1  # the position of a token, or of a slot, that holds nothing
+
+
+class RMSNorm(nn.Module):
+    """Divide each vector by its root mean square, then scale it (arXiv 1910.07467, section 3).
+
+    The mean is taken in float32: squares of half-precision activations overflow or lose their small terms.
+    """
+
+    def __init__(self, size: int, eps: float, device=None, dtype=None):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `(..., size)` -> same shape and dtype."""
+        x32 = x.float() if x.dtype.itemsize < 4 else x
+        scale = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * (x32 * scale).to(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    """The feed-forward layer of the Llama family: down(silu(gate(x)) * up(x)) (arXiv 2002.05202, section 2)."""
+
+    def __init__(self, d_model: int, d_ff: int, device=None, dtype=None):
+        super().__init__()
+        where = {"bias": False, "device": device, "dtype": dtype}
+        self.gate_proj = nn.Linear(d_model, d_ff, **where)
+        self.up_proj = nn.Linear(d_model, d_ff, **where)
+        self.down_proj = nn.Linear(d_ff, d_model, **where)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `(..., d_model)` -> same shape."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def rotary_tables(positions: Tensor, d_head: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary angles, `(B, 1, T, d_head)` each, always in float32 (arXiv 2104.09864).
+
+    Pair i of a head turns by `position * theta**(-2i / d_head)` radians. In half precision a position such as
+    4097 cannot even be written down, so the angles are worked out in float32 whatever the model computes in.
+    """
+    inverse = theta ** (-torch.arange(0, d_head, 2, device=positions.device, dtype=torch.float32) / d_head)
+    angles = positions[:, None, :, None].float() * inverse
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (i, i + D/2) of x `(B, H, T, D)` by its angle. The dot product of a query and a key
+    turned this way depends on the distance between their positions only."""
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return (x * cos + turned * sin).to(x.dtype)
+
+
+def visible(positions: Tensor, key_positions: Tensor) -> Tensor:
+    """Which key each query may look at, `(B, 1, T, S)` bool, from positions `(B, T)` and key positions `(B, S)`.
+
+    A query sees keys at its own position or before; an empty slot (position -1) is seen by nobody. A padding
+    query has nothing to see: it is shown everything, so that its softmax is a number, and nobody reads its row.
+    """
+    query, key = positions[:, None, :, None], key_positions[:, None, None, :]
+    return ((key >= 0) & (key <= query)) | (query == PADDING)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """Softmax attention of q `(B, H, T, D)` over k, v `(B, H_kv, S, D)` -> `(B, H, T, D)`.
+
+    `mask` is `visible(...)`; `causal=True` is the same as the mask of a text that starts at position 0 (T = S),
+    without building it; neither means that every key is seen. Each key/value head serves H / H_kv query heads
+    that stand next to each other (grouped-query attention, arXiv 2305.13245, section 2.2).
+    """
+    if causal and q.shape[2] != k.shape[2]:
+        # PyTorch would line the triangle up with the first key, and one query would see key 0 only.
+        raise ValueError(f"causal=True needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}.")
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=True)

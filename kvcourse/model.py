@@ -1,0 +1,138 @@
+"""The decoder: embedding, a stack of identical layers, a head that scores every token of the vocabulary.
+
+The parameter names are those of Hugging Face's Llama checkpoints without their leading `model.`, so a checkpoint
+can be laid beside this file and read. The model knows nothing of text, sampling, or where weights come from.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from kvcourse.caches import Cache, NoCache, Step
+from kvcourse.config import ModelConfig
+from kvcourse.device import resolve
+from kvcourse.layers import PADDING, RMSNorm, SwiGLU, rotary_tables, rotate
+
+
+class Attention(nn.Module):
+    """Queries, keys and values of the new tokens; what they are compared with is the cache's business."""
+
+    def __init__(self, config: ModelConfig, device=None, dtype=None):
+        super().__init__()
+        self.d_head = config.d_head
+        q_size, kv_size = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+        where = {"bias": False, "device": device, "dtype": dtype}
+        self.q_proj = nn.Linear(config.d_model, q_size, **where)
+        self.k_proj = nn.Linear(config.d_model, kv_size, **where)
+        self.v_proj = nn.Linear(config.d_model, kv_size, **where)
+        self.o_proj = nn.Linear(q_size, config.d_model, **where)
+
+    def split(self, x: Tensor) -> Tensor:
+        """`(B, T, heads * D)` -> `(B, heads, T, D)`."""
+        return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
+
+    def forward(self, x: Tensor, layer: int, rotary: tuple[Tensor, Tensor], step: Step) -> Tensor:
+        """x `(B, T, d_model)` -> same shape."""
+        q = rotate(self.split(self.q_proj(x)), *rotary)
+        k = rotate(self.split(self.k_proj(x)), *rotary)
+        v = self.split(self.v_proj(x))
+        out = step.attend(layer, q, k, v)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class Layer(nn.Module):
+    """Attention mixes tokens, the feed-forward layer works on each alone; both add to the residual stream."""
+
+    def __init__(self, config: ModelConfig, device=None, dtype=None):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.d_model, config.norm_eps, device, dtype)
+        self.self_attn = Attention(config, device, dtype)
+        self.post_attention_layernorm = RMSNorm(config.d_model, config.norm_eps, device, dtype)
+        self.mlp = SwiGLU(config.d_model, config.d_ff, device, dtype)
+
+    def forward(self, x: Tensor, layer: int, rotary: tuple[Tensor, Tensor], step: Step) -> Tensor:
+        """x `(B, T, d_model)` -> same shape."""
+        x = x + self.self_attn(self.input_layernorm(x), layer, rotary, step)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Transformer(nn.Module):
+    """A decoder of the Llama family. `device` and `dtype` default to those the course uses on this machine.
+
+    A new model has random weights; `load_model` fills in trained ones.
+    """
+
+    def __init__(self, config: ModelConfig, device=None, dtype=None):
+        super().__init__()
+        device, dtype = resolve(device, dtype)
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(Layer(config, device, dtype) for _ in range(config.n_layers))
+        self.norm = RMSNorm(config.d_model, config.norm_eps, device, dtype)
+        self.lm_head = None  # a tied head is the embedding matrix, read the other way round
+        if not config.tie_embeddings:
+            self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False, device=device, dtype=dtype)
+        self.requires_grad_(False).eval()
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed_tokens.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed_tokens.weight.dtype
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        cache: Cache | None = None,
+        last_only: bool = False,
+    ) -> Tensor:
+        """Scores (logits) of the next token after each token: tokens `(B, T)` -> `(B, T, vocab_size)`.
+
+        `positions` `(B, T)` on the CPU says where each token stands, -1 for padding on the right; None goes on from
+        what `cache` holds (from 0 without one). With `last_only` the head runs for the last real token of each
+        row alone: `(B, 1, vocab_size)`. Raises `ValueError` on bad tokens, positions or a cache of another model.
+        """
+        self.check_tokens(tokens)
+        cache = NoCache(self.config, tokens.shape[0]) if cache is None else cache
+        cache.check_fits(self.config, tokens.shape[0], self.dtype, self.device)
+        positions = cache.next_positions(tokens.shape[1]) if positions is None else positions.cpu()
+        self.check_positions(tokens, positions)
+        with cache.step(positions) as step:
+            x = self.embed_tokens(tokens.to(self.device))
+            cos, sin = rotary_tables(positions.to(self.device), self.config.d_head, self.config.rope_theta)
+            for index, layer in enumerate(self.layers):
+                x = layer(x, index, (cos, sin), step)
+            if last_only:
+                last = (positions != PADDING).sum(1).sub(1).clamp(min=0).to(self.device)
+                x = x.take_along_dim(last[:, None, None], dim=1)
+            return self.head(self.norm(x))
+
+    def head(self, x: Tensor) -> Tensor:
+        """x `(B, T, d_model)` -> logits `(B, T, vocab_size)`."""
+        weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        return nn.functional.linear(x, weight)
+
+    def check_tokens(self, tokens: Tensor) -> None:
+        """Raise `ValueError` unless tokens is `(B, T)`, not empty, and every id is in the vocabulary."""
+        if tokens.ndim != 2 or tokens.numel() == 0:
+            raise ValueError(f"tokens must have shape (B, T) with B and T at least 1, got {tuple(tokens.shape)}.")
+        if tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise ValueError(f"tokens must be whole numbers (int64), got {tokens.dtype}.")
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.config.vocab_size:
+            raise ValueError(
+                f"Token id {low if low < 0 else high} is outside the vocabulary: ids go from 0 to "
+                f"{self.config.vocab_size - 1}."
+            )
+
+    def check_positions(self, tokens: Tensor, positions: Tensor) -> None:
+        """Raise `ValueError` unless positions match the tokens and the model was made for texts that long."""
+        if positions.shape != tokens.shape:
+            raise ValueError(f"positions {tuple(positions.shape)} must match tokens {tuple(tokens.shape)}.")
+        if int(positions.max()) >= self.config.max_seq_len:
+            raise ValueError(
+                f"Position {int(positions.max())} is past the model's context of {self.config.max_seq_len} tokens: "
+                "give a shorter text."
+            )

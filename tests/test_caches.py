@@ -1,0 +1,173 @@
+"""Caches against the one oracle: the logits of the model without a cache."""
+
+import pytest
+import torch
+from reference import largest_difference, random_tokens, small_config, small_model
+
+import kvcourse as kv
+from kvcourse.generation import pad
+
+TEXT = 96
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small_model()
+
+
+def feed(model, cache, rows, chunks):
+    """Run rows of tokens through the cache in chunks of the given sizes; return each row's logits, all positions."""
+    out = [[] for _ in rows]
+    start = 0
+    for size in chunks:
+        pieces = [row[start : start + size] for row in rows]
+        tokens, positions = pad(pieces, cache.lengths)
+        logits = model(tokens, positions, cache)
+        for i, piece in enumerate(pieces):
+            out[i].append(logits[i, : len(piece)])
+        start += size
+    return [torch.cat(logits) for logits in out]
+
+
+def in_chunks(length, size):
+    return [min(size, length - start) for start in range(0, length, size)]
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 7, 64])
+@pytest.mark.parametrize("heads", [1, 2, 8])
+def test_every_step_equals_the_model_without_a_cache(prompt, heads):
+    model = small_model(small_config(n_kv_heads=heads))
+    row = random_tokens(TEXT).tolist()
+    cache = kv.DenseCache(model.config, max_len=TEXT, dtype=model.dtype, device="cpu")
+    chunks = [prompt] + [1] * (TEXT - prompt)
+    (cached,) = feed(model, cache, [row], chunks)
+    assert largest_difference(cached, model(torch.tensor([row]))[0]) < 1e-4
+    assert cache.lengths == [TEXT]
+
+
+@pytest.mark.parametrize("size", [1, 5, 7, 8, 22, 23, 64])
+def test_chunked_prefill_gives_the_same_logits_keys_and_values(model, size):
+    row = random_tokens(23).tolist()
+    caches = [kv.DenseCache(model.config, max_len=64, device="cpu", dtype=torch.float32) for _ in range(2)]
+    (chunked,) = feed(model, caches[0], [row], in_chunks(23, size))
+    (one_shot,) = feed(model, caches[1], [row], [23])
+    assert largest_difference(chunked, one_shot) < 1e-4
+    assert largest_difference(caches[0].keys, caches[1].keys) < 1e-4
+    assert largest_difference(caches[0].values, caches[1].values) < 1e-4
+
+
+def test_chunks_at_wrong_positions_show(model, monkeypatch):
+    """The partner: with rotary positions that start again in every chunk the logits are far off."""
+    row = random_tokens(23).tolist()
+    import kvcourse.model
+
+    right = kvcourse.model.rotary_tables
+    monkeypatch.setattr(kvcourse.model, "rotary_tables", lambda p, d, theta: right(p - p[:, :1], d, theta))
+    cache = kv.DenseCache(model.config, device="cpu", dtype=torch.float32)
+    (cached,) = feed(model, cache, [row], in_chunks(23, 8))
+    assert largest_difference(cached, model(torch.tensor([row]))[0]) > 0.1
+
+
+@pytest.mark.parametrize("size", [1, 4, 64])
+def test_rows_of_unequal_length_equal_each_row_alone(model, size):
+    rows = [random_tokens(n, seed=n).tolist() for n in (3, 40, 17)]
+    cache = kv.DenseCache(model.config, batch_size=3, max_len=64, device="cpu", dtype=torch.float32)
+    batch = feed(model, cache, rows, in_chunks(40, size))
+    assert cache.lengths == [3, 40, 17] and cache.length == 40
+    for row, logits in zip(rows, batch, strict=True):
+        assert largest_difference(logits, model(torch.tensor([row]))[0]) < 1e-4
+
+
+def test_exact_fit_and_one_token_more(model):
+    cache = kv.DenseCache(model.config, max_len=16, device="cpu", dtype=torch.float32)
+    row = random_tokens(17).tolist()
+    (logits,) = feed(model, cache, [row[:16]], [15, 1])
+    assert largest_difference(logits, model(torch.tensor([row[:16]]))[0]) < 1e-4
+    before = cache.keys.clone()
+    with pytest.raises(ValueError, match="room for 16 tokens a row, but this step needs 17"):
+        model(torch.tensor([row[16:]]), cache=cache)
+    assert cache.lengths == [16] and torch.equal(cache.keys, before)
+
+
+def test_writing_past_the_end_is_silent_in_pytorch():
+    """Why the room is checked: assigning one token to an empty slice does nothing and says nothing."""
+    keys = torch.zeros(1, 1, 16, 4)
+    keys[:, :, 16:17] = torch.ones(1, 1, 1, 4)
+    assert keys.sum() == 0
+
+
+def test_an_error_inside_a_step_leaves_the_cache_as_it_was(model, monkeypatch):
+    row = random_tokens(12).tolist()
+    cache = kv.DenseCache(model.config, max_len=16, device="cpu", dtype=torch.float32)
+    feed(model, cache, [row[:8]], [8])
+    with monkeypatch.context() as patch:
+        patch.setattr(model.layers[1].mlp, "forward", lambda x: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(random_tokens(1, 4, seed=9), cache=cache)
+    assert cache.lengths == [8]
+    (rest,) = feed(model, cache, [row[8:]], [4])
+    assert largest_difference(rest, model(torch.tensor([row]))[0, 8:]) < 1e-4
+
+
+def test_reset_forgets_even_poison(model):
+    """After a text that overflowed to NaN the next one must be clean, the slots behind shorter rows included."""
+    cache = kv.DenseCache(model.config, batch_size=2, max_len=32, device="cpu", dtype=torch.float32)
+    feed(model, cache, [random_tokens(20).tolist()] * 2, [20])
+    cache.values[:, :, :, :20] = torch.nan
+    cache.reset()
+    assert cache.lengths == [0, 0]
+    rows = [random_tokens(5).tolist(), random_tokens(18, seed=3).tolist()]
+    for row, logits in zip(rows, feed(model, cache, rows, [18]), strict=True):
+        assert largest_difference(logits, model(torch.tensor([row]))[0]) < 1e-4
+
+
+def test_a_second_text_without_reset_is_refused(model):
+    cache = kv.DenseCache(model.config, device="cpu", dtype=torch.float32)
+    model(random_tokens(1, 5), cache=cache)
+    with pytest.raises(ValueError, match=r"go on from the \[5\] tokens it holds.*reset\(\)"):
+        model(random_tokens(1, 5), positions=torch.arange(5)[None], cache=cache)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8])
+def test_bytes_are_those_of_the_formula(heads):
+    config = small_config(n_kv_heads=heads)
+    cache = kv.DenseCache(config, batch_size=3, max_len=40, dtype=torch.bfloat16, device="cpu")
+    by_hand = 2 * 2 * heads * 8 * 40 * 3 * 2  # K and V x layers x KV heads x d_head x tokens x rows x bytes
+    assert cache.nbytes == by_hand == kv.cache_bytes(config, 40, batch_size=3, bits=16)
+    assert kv.DenseCache.bytes_for(config, batch_size=3, max_len=40, dtype=torch.bfloat16) == by_hand
+
+
+def test_memory_is_allocated_once(model):
+    cache = kv.DenseCache(model.config, max_len=64, device="cpu", dtype=torch.float32)
+    where = cache.keys.data_ptr(), cache.values.data_ptr(), cache.nbytes
+    feed(model, cache, [random_tokens(64).tolist()], [30] + [1] * 34)
+    assert (cache.keys.data_ptr(), cache.values.data_ptr(), cache.nbytes) == where
+
+
+def test_decoding_reads_the_cache_without_copying_it(model, monkeypatch):
+    import kvcourse.caches.dense as dense
+
+    seen = []
+    monkeypatch.setattr(dense, "attention", lambda q, k, v, *rest: seen.append(k.data_ptr()) or q)
+    cache = kv.DenseCache(model.config, device="cpu", dtype=torch.float32)
+    model(random_tokens(1, 5), cache=cache)
+    model(random_tokens(1, 1), cache=cache)
+    assert seen == [cache.keys[layer].data_ptr() for layer in (0, 1, 0, 1)]
+
+
+def test_cache_of_another_model_batch_or_dtype_is_refused(model):
+    make = lambda **changes: kv.DenseCache(  # noqa: E731
+        **{"config": model.config, "dtype": torch.float32, "device": "cpu", **changes}
+    )
+    tokens = random_tokens(1, 3)
+    with pytest.raises(ValueError, match="another model .n_layers=3 here, 2 in the model"):
+        model(tokens, cache=make(config=small_config(n_layers=3)))
+    with pytest.raises(ValueError, match="holds torch.float16 on cpu, the model computes in torch.float32"):
+        model(tokens, cache=make(dtype=torch.float16))
+    with pytest.raises(ValueError, match="on meta"):
+        model(tokens, cache=make(device="meta"))
+    with pytest.raises(ValueError, match="holds 2 rows of text, but 1 were given; make one with batch_size=1"):
+        model(tokens, cache=make(batch_size=2))
+    for bad in ({"max_len": 0}, {"batch_size": -1}, {"max_len": 2.5}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            make(**bad)

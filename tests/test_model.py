@@ -1,0 +1,125 @@
+"""The decoder against `transformers` with the same weights."""
+
+import pytest
+import torch
+from reference import TEXT, hugging_face, largest_difference, random_tokens, small_config, small_model
+from torch.utils.flop_counter import FlopCounterMode
+
+import kvcourse as kv
+from kvcourse.generation import pad
+
+SHAPES = {
+    "gqa 8/2": {},
+    "mqa 8/1": {"n_kv_heads": 1},
+    "mha 8/8": {"n_kv_heads": 8},
+    "tied head": {"tie_embeddings": True},
+    "large base and eps": {"rope_theta": 5e5, "norm_eps": 1e-2},
+    "wide heads": {"d_head": 16},
+}
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_logits_equal_transformers(changes):
+    model = small_model(small_config(**changes))
+    tokens = random_tokens(2, TEXT)
+    assert largest_difference(model(tokens), hugging_face(model)(tokens).logits) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rope_theta": 1e4}, {"norm_eps": 1e-5}, {"n_kv_heads": 1}], ids=["base", "eps", "KV heads"]
+)
+def test_a_wrong_number_in_the_config_shows(wrong):
+    config = small_config(rope_theta=5e5, norm_eps=1e-2)
+    model = small_model(config)
+    reference = hugging_face(model)
+    model.config = small_config(**{**vars(config), **wrong})
+    other = small_model(model.config)
+    weights = {n: w for n, w in small_model(config).state_dict().items() if w.shape == other.state_dict()[n].shape}
+    other.load_state_dict(weights, strict=False)
+    tokens = random_tokens(1, TEXT)
+    assert largest_difference(other(tokens), reference(tokens).logits) > 1e-2
+
+
+@pytest.mark.smollm2
+def test_smollm2_logits_equal_transformers(smollm2):
+    tokens = random_tokens(1, TEXT, vocab_size=smollm2.config.vocab_size)
+    reference = hugging_face(smollm2.model)
+    assert largest_difference(smollm2.model(tokens), reference(tokens).logits) < 1e-4
+
+
+@pytest.mark.smollm2
+def test_smollm2_writes_the_same_64_tokens_as_transformers(smollm2):
+    prompt = torch.tensor([smollm2.chat([{"role": "user", "content": "Why is the sky blue?"}])])
+    expected = hugging_face(smollm2.model).generate(
+        prompt, max_new_tokens=64, min_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    generation = kv.generate(smollm2.model, prompt[0], 64)
+    assert generation.ids == expected[0, prompt.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_of_unequal_length_equal_each_row_alone(dtype):
+    model = small_model(dtype=dtype)
+    rows = [random_tokens(n, seed=n).tolist() for n in (7, 1, 96, 30)]
+    tokens, positions = pad(rows)
+    assert positions[0].tolist() == [*range(7), *[-1] * 89]
+    logits = model(tokens, positions)
+    last = model(tokens, positions, last_only=True)
+    for i, row in enumerate(rows):
+        alone = model(torch.tensor([row]))[0]
+        assert largest_difference(logits[i, : len(row)], alone) < 1e-4
+        assert largest_difference(last[i, 0], alone[-1]) < 1e-4
+
+
+def test_rows_of_unequal_length_need_their_own_positions():
+    """Left out the -1, the padding is real text, and the last logits are those of a padding token."""
+    model = small_model()
+    tokens, positions = pad([random_tokens(7).tolist(), random_tokens(96).tolist()])
+    last = model(tokens, last_only=True)
+    assert largest_difference(last[0], model(tokens, positions, last_only=True)[0]) > 0.1
+
+
+def test_last_only_runs_the_head_for_one_row_of_each_text():
+    config = small_config(vocab_size=5000)
+    model, tokens = small_model(config), random_tokens(2, TEXT)
+    counts = {}
+    for last_only in (False, True):
+        with FlopCounterMode(display=False) as counter:
+            logits = model(tokens, last_only=last_only)
+        counts[last_only] = counter.get_total_flops()
+    assert logits.shape == (2, 1, 5000)
+    assert counts[False] - counts[True] == 2 * 2 * (TEXT - 1) * config.d_model * config.vocab_size
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_finite_with_padding_and_close(dtype):
+    model = small_model()
+    rows = [random_tokens(5).tolist(), random_tokens(60, seed=2).tolist()]
+    tokens, positions = pad(rows)
+    half = small_model(dtype=dtype)(tokens, positions)
+    assert half.isfinite().all()
+    exact = model(tokens, positions)
+    assert largest_difference(half[1, :60], exact[1, :60]) < 0.25 * float(exact.std())
+
+
+def test_bad_tokens_and_positions_are_refused():
+    model = small_model()
+    for tokens, message in [
+        (torch.zeros(5, dtype=torch.int64), r"shape \(B, T\)"),
+        (torch.zeros(1, 0, dtype=torch.int64), "at least 1"),
+        (torch.zeros(1, 5), "whole numbers"),
+        (torch.tensor([[3, 97]]), "97 is outside the vocabulary: ids go from 0 to 96"),
+        (torch.tensor([[3, -1]]), "-1 is outside"),
+        (torch.zeros(1, 257, dtype=torch.int64), "256 is past the model's context of 256"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            model(tokens)
+    with pytest.raises(ValueError, match="must match tokens"):
+        model(torch.zeros(1, 3, dtype=torch.int64), positions=torch.zeros(1, 2, dtype=torch.int64))
+
+
+def test_no_parameter_asks_for_gradients_and_names_are_those_of_the_checkpoints():
+    model = small_model()
+    assert not any(p.requires_grad for p in model.parameters())
+    hugging_face(model)  # fails on a name that is not there
+    assert "lm_head.weight" not in kv.Transformer(small_config(tie_embeddings=True), device="meta").state_dict()

@@ -1,0 +1,102 @@
+"""Sampling: hand-worked boundaries, and who may disturb whom."""
+
+import math
+
+import pytest
+import torch
+
+from kvcourse.sampling import Sampler, nucleus
+
+LOGITS = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+
+
+def kept(probabilities):
+    return int((probabilities > 0).sum())
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "top_p", "count"),
+    [
+        ([0.5, 0.3, 0.15, 0.05], 0.6, 2),
+        ([0.5, 0.3, 0.15, 0.05], 0.85, 3),
+        ([0.5, 0.41, 0.09], 0.9, 2),
+        ([0.5, 0.25, 0.125, 0.125], 0.5, 1),
+        ([0.5, 0.25, 0.125, 0.125], 0.75, 2),
+        ([0.25, 0.25, 0.25, 0.25], 1e-9, 1),
+    ],
+)
+def test_top_p_keeps_the_smallest_set_that_reaches_p(probabilities, top_p, count):
+    out = nucleus(torch.tensor(probabilities), top_p)
+    assert kept(out) == count
+    assert float(out.sum()) == pytest.approx(1)
+
+
+def test_top_p_of_one_keeps_all_and_ratios_stay():
+    assert kept(Sampler(temperature=1.0, top_p=1.0).probabilities(LOGITS)) == 4
+    out = Sampler(temperature=1.0, top_p=0.6).probabilities(LOGITS)
+    torch.testing.assert_close(out, torch.tensor([0.625, 0.375, 0, 0]))
+
+
+@pytest.mark.parametrize(("top_k", "count"), [(1, 1), (3, 3), (4, 4), (9, 4), (0, 4), (None, 4)])
+def test_top_k(top_k, count):
+    assert kept(Sampler(temperature=1.0, top_k=top_k).probabilities(LOGITS)) == count
+
+
+def test_top_k_keeps_exactly_k_among_equals():
+    assert kept(Sampler(temperature=1.0, top_k=2).probabilities(torch.zeros(5))) == 2
+
+
+def test_temperature_scales_the_logits():
+    out = Sampler(temperature=2.0).probabilities(LOGITS)
+    roots = [math.sqrt(p) for p in (0.5, 0.3, 0.15, 0.05)]
+    torch.testing.assert_close(out, torch.tensor(roots) / sum(roots))
+
+
+@pytest.mark.parametrize("temperature", [0, 0.0, 1e-8, 1e-3])
+def test_cold_sampling_is_greedy_and_finite(temperature):
+    logits = torch.tensor([1.0, 88.0, 90.0, -3e4])
+    sampler = Sampler(temperature=temperature)
+    assert sampler(logits) == 2
+    if temperature:
+        assert sampler.probabilities(logits).isfinite().all()
+
+
+def test_greedy_takes_the_first_of_equal_scores():
+    assert Sampler()(torch.zeros(7)) == 0
+
+
+def test_draws_follow_the_probabilities():
+    sampler = Sampler(temperature=1.0, seed=0)
+    draws = torch.tensor([sampler(LOGITS) for _ in range(4000)])
+    shares = torch.bincount(draws, minlength=4) / 4000
+    assert (shares - LOGITS.exp()).abs().max() < 0.03  # four standard errors of the largest
+
+
+def test_a_seed_repeats_and_another_does_not():
+    draw = lambda seed: [sampler(LOGITS) for sampler in [Sampler(1.0, seed=seed)] for _ in range(20)]  # noqa: E731
+    assert draw(42) == draw(42) != draw(43)
+
+
+def test_unseeded_samplers_differ_and_leave_global_randomness_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first, second = Sampler(1.0), Sampler(1.0)
+    assert [first(LOGITS) for _ in range(40)] != [second(LOGITS) for _ in range(40)]
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -0.1}, "temperature=-0.1"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"top_p": 0}, "top_p=0 must be greater than 0 and at most 1"),
+        ({"top_p": 1.01}, "top_p=1.01"),
+        ({"top_k": -1}, "top_k=-1"),
+        ({"top_k": 2.5}, "top_k=2.5"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Sampler(**options)
