@@ -37,7 +37,15 @@ def resolve(device=None, dtype=None) -> tuple[torch.device, torch.dtype]:
         device = torch.device("cuda", torch.cuda.current_device())
     if dtype is None:
         dtype = default.dtype if device.type == default.device.type else torch.float32
-    return device, dtype
+    return device, as_dtype(dtype)
+
+
+def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """A floating point dtype, given as such or by its name: "float32", "bfloat16" ...; else `ValueError`."""
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"dtype={dtype!r} is none the course computes in: use float32, bfloat16, float16 or float64.")
+    return found
 
 
 def synchronize(device: torch.device) -> None:
