@@ -65,7 +65,9 @@ class Transformer(nn.Module):
         super().__init__()
         device, dtype = resolve(device, dtype)
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, device=device, dtype=dtype)
+        table = torch.empty(config.vocab_size, config.d_model, device=device, dtype=dtype)
+        # Not nn.Embedding's own normal_: on the meta device, where load_model builds, that one import takes 2 s.
+        self.embed_tokens = nn.Embedding.from_pretrained(table.uniform_(-1, 1))
         self.layers = nn.ModuleList(Layer(config, device, dtype) for _ in range(config.n_layers))
         self.norm = RMSNorm(config.d_model, config.norm_eps, device, dtype)
         self.lm_head = None  # a tied head is the embedding matrix, read the other way round

@@ -1,0 +1,50 @@
+"""Run notebooks from top to bottom without opening them, and say how long each took. No file is changed."""
+
+from pathlib import Path
+
+HELP = "run notebooks without opening them, and print a table of times"
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("names", metavar="NAME", nargs="*", help="notebooks, such as 02 or 02_kv_cache (default: all)")
+    parser.add_argument("--solutions", action="store_true", help="run the worked notebooks")
+    parser.add_argument("--timeout", type=int, metavar="S", help="seconds that one cell may take (default: no limit)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="save the executed notebooks in this folder")
+
+
+def main(arguments) -> int:
+    import nbformat
+
+    from kvcourse.notebooks.build import pick, write
+    from kvcourse.notebooks.execute import execute, scratch_results
+    from kvcourse.paths import course_folder
+
+    folder = course_folder() / "notebooks" / ("solutions" if arguments.solutions else "")
+    paths = pick(sorted(folder.glob("*.ipynb")), arguments.names)
+    if not paths:
+        raise FileNotFoundError(f"no notebooks in {folder}: run `kvcourse notebooks` to build them")
+    if arguments.timeout is not None and arguments.timeout <= 0:
+        raise ValueError(f"--timeout must be above 0 seconds, not {arguments.timeout}")
+    output = arguments.output
+    if output and output.resolve() in [path.parent.resolve() for path in paths]:
+        raise ValueError(f"--output {output} would replace the notebooks themselves: name another folder")
+
+    done = []
+    with scratch_results() as env:
+        for path in paths:
+            notebook = nbformat.read(path, as_version=4)
+            done.append(execute(notebook, folder, path.stem, env, arguments.timeout))
+            if output:
+                write(notebook, output / path.name)
+    print(table(done))
+    return int(any(run.error for run in done))
+
+
+def table(done) -> str:
+    """One line a notebook: cells, seconds, the most memory its kernel took, and ok or the failing cell."""
+    width = max(len("notebook"), *(len(run.name) for run in done))
+    lines = [f"{'notebook':<{width}}  cells  seconds  peak memory"]
+    for run in done:
+        numbers = f"{run.cells:>5}  {run.seconds:>7.1f}  {run.peak_bytes / 1e9:>8.2f} GB"
+        lines.append(f"{run.name:<{width}}  {numbers}  {run.error or 'ok'}")
+    return "\n".join(lines)

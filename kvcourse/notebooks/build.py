@@ -1,0 +1,133 @@
+"""Write the two notebooks of each source, and tell when they are no longer what the source gives."""
+
+import os
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from kvcourse.notebooks.execute import execute, scratch_results
+from kvcourse.notebooks.source import METADATA, Notebooks, read_notebooks, read_project, tags, where
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+IGNORE = "nbval-ignore-output"
+
+
+def source_paths(course: Path) -> list[Path]:
+    return sorted((course / "notebooks" / "src").glob("*.py"))
+
+
+def built_paths(course: Path, name: str) -> Notebooks:
+    """Where the learner's and the worked notebook of this name lie."""
+    folder = course / "notebooks"
+    return Notebooks(folder / f"{name}.ipynb", folder / "solutions" / f"{name}.ipynb")
+
+
+def pick(paths: list[Path], names: list[str]) -> list[Path]:
+    """The files meant by `names`: whole names or numbers ("02_kv_cache", "02"); all files when none is given."""
+    if not names:
+        return paths
+    chosen = []
+    for name in names:
+        stem = Path(name).stem
+        found = [path for path in paths if stem in (path.stem, path.stem.split("_")[0])]
+        if not found:
+            known = ", ".join(path.stem for path in paths) or "none"
+            raise ValueError(f"there is no notebook {name!r}; the notebooks are: {known}")
+        chosen += [path for path in found if path not in chosen]
+    return chosen
+
+
+def build(course: Path, names=(), run: bool = True) -> list[Path]:
+    """Build the named notebooks (all when none is named) and return the files written.
+
+    A notebook's files are replaced only after its solution ran to the end; a failing cell raises
+    `RuntimeError`. With `run=False` the solutions are left without outputs, which `drift` reports.
+    """
+    project = read_project(course)
+    every = [(path, read_notebooks(path, project)) for path in pick(source_paths(course), list(names))]
+    written = []
+    with scratch_results() as env:
+        for path, (learner, solution) in every:
+            targets = built_paths(course, path.stem)
+            if run:
+                targets.solution.parent.mkdir(parents=True, exist_ok=True)
+                done = execute(solution, targets.solution.parent, path.stem, env)
+                if done.error:
+                    raise RuntimeError(f"{done.error} (nothing was written for this notebook)")
+                clean_outputs(path.stem, solution)
+            written += [write(learner, targets.learner), write(solution, targets.solution)]
+    return written
+
+
+def clean_outputs(name: str, notebook: NotebookNode) -> None:
+    """Take out what must not be stored: stderr, widget views, and metadata that the kernel added.
+
+    nbval compares every output of a cell, so such a cell has to be tagged `nbval-ignore-output`;
+    raises `ValueError` where it is not.
+    """
+    notebook.metadata = nbformat.from_dict(METADATA)
+    for number, cell in enumerate(notebook.cells, 1):
+        if cell.cell_type != "code":
+            continue
+        kept = [out for out in cell.outputs if out.get("name") != "stderr" and WIDGET not in out.get("data", {})]
+        if len(kept) < len(cell.outputs) and IGNORE not in tags(cell):
+            raise ValueError(
+                f"{where(name, number, cell)} shows a widget or writes to stderr, which cannot be stored "
+                f"and compared: add the tag {IGNORE!r}, or keep the cell quiet"
+            )
+        cell.outputs = kept
+
+
+def write(notebook: NotebookNode, path: Path) -> Path:
+    """Replace `path` in one step, so that nobody ever sees half a notebook."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        half.write_text(nbformat.writes(notebook, indent=1) + "\n", encoding="utf-8", newline="\n")
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
+    return path
+
+
+def drift(course: Path, names=()) -> list[str]:
+    """One sentence for each built file that is not what its source gives. Outputs are not compared."""
+    project = read_project(course)
+    paths = pick(source_paths(course), list(names))
+    found = []
+    for path in paths:
+        targets = built_paths(course, path.stem)
+        for target, expected in zip(targets, read_notebooks(path, project), strict=True):
+            difference = _difference(target, expected, executed=target == targets.solution)
+            if difference:
+                found.append(f"{target.relative_to(course)}: {difference}")
+    return found if names else found + _orphans(course, paths)
+
+
+def _difference(target: Path, expected: NotebookNode, executed: bool) -> str | None:
+    if not target.is_file():
+        return "is missing"
+    try:
+        built = nbformat.read(target, as_version=nbformat.NO_CONVERT)
+        nbformat.validate(built)
+    except (ValueError, nbformat.ValidationError) as error:
+        return f"is not a valid notebook ({str(error).splitlines()[0]})"
+    for number, (cell, wanted) in enumerate(zip(built.cells, expected.cells, strict=False), 1):
+        for field in ("cell_type", "source", "metadata", "id"):
+            if cell.get(field) != wanted.get(field):
+                return f"the {field} differs at {where(target.stem, number, wanted)}"
+        if executed and cell.cell_type == "code" and cell.source.strip() and cell.execution_count is None:
+            return f"was built without running it: {where(target.stem, number, wanted)} has no outputs"
+    if len(built.cells) != len(expected.cells):
+        return f"has {len(built.cells)} cells, but the source gives {len(expected.cells)}"
+    rest = ("metadata", "nbformat", "nbformat_minor")
+    changed = [field for field in rest if built.get(field) != expected.get(field)]
+    return f"the notebook's {changed[0]} differs" if changed else None
+
+
+def _orphans(course: Path, sources: list[Path]) -> list[str]:
+    known = {path.stem for path in sources}
+    folder = course / "notebooks"
+    built = sorted([*folder.glob("*.ipynb"), *folder.glob("solutions/*.ipynb")])
+    return [f"{path.relative_to(course)}: has no source in notebooks/src" for path in built if path.stem not in known]

@@ -1,0 +1,222 @@
+"""From one source in jupytext's py:percent format to the learner's notebook and the worked one.
+
+What a source may hold beside plain cells:
+
+- a cell tagged `setup` with the body `# SETUP`, the first code cell: filled in from one template;
+- cells tagged `exercise`: the lines from `# SOLUTION` to `# END SOLUTION` become a stub for the learner;
+- `name = value  # PREDICT`: the learner writes the value;
+- `{{colab_badge}}` in the first cell: the link that opens this very notebook on Colab.
+"""
+
+import ast
+import hashlib
+import re
+import textwrap
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import jupytext
+import nbformat
+from nbformat import NotebookNode
+
+STUB = 'raise NotImplementedError("your turn")'
+BADGE = "{{colab_badge}}"
+METADATA = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+SETUP = """\
+import importlib.util
+import sys
+
+if "google.colab" in sys.modules and importlib.util.find_spec("kvcourse") is None:
+    %pip install -q "kvcourse @ git+{repository}"
+
+import kvcourse as kv
+
+assert kv.__version__.startswith("{series}."), (
+    f"this notebook belongs to kvcourse {series}, but kvcourse {{kv.__version__}} is installed"
+)"""
+
+
+class Project(NamedTuple):
+    """What the builder needs to know from `pyproject.toml`."""
+
+    repository: str
+    version: str
+
+
+class Notebooks(NamedTuple):
+    """The two notebooks that one source gives, neither of them executed."""
+
+    learner: NotebookNode
+    solution: NotebookNode
+
+
+def read_project(course: Path) -> Project:
+    """The repository address and the version, each written down once, in `pyproject.toml`."""
+    project = tomllib.loads((course / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return Project(project["urls"]["Repository"], project["version"])
+
+
+def read_cells(source: Path) -> list[NotebookNode]:
+    """The cells of a source as they stand there, each with an id that stays when other cells come and go.
+
+    The id is a hash of notebook name, kind and text; only a text that occurs twice is told apart by a count.
+    """
+    seen = Counter()
+    cells = jupytext.reads(source.read_text(encoding="utf-8"), fmt="py:percent").cells
+    for cell in cells:
+        cell.metadata.pop("lines_to_next_cell", None)
+        key = (source.stem, cell.cell_type, cell.source)
+        cell.id = hashlib.sha256("\0".join([*key, str(seen[key])]).encode()).hexdigest()[:12]
+        seen[key] += 1
+    return cells
+
+
+def read_notebooks(source: Path, project: Project) -> Notebooks:
+    """Both notebooks of a source. Raises `ValueError` naming notebook and cell where the source is wrong."""
+    cells = read_cells(source)
+    _require_setup(source.stem, cells)
+    name = source.stem
+    learner = [_learner_cell(name, i, cell) for i, cell in enumerate(cells, 1)]
+    _refuse_leaks(name, cells, learner)
+    return Notebooks(
+        _notebook(learner, project, f"notebooks/{name}.ipynb"),
+        _notebook(cells, project, f"notebooks/solutions/{name}.ipynb"),
+    )
+
+
+def where(name: str, number: int, cell: NotebookNode) -> str:
+    """How every message points at a cell: notebook, number (from 1, text cells counted), first line."""
+    first = next((line.strip() for line in cell.source.splitlines() if line.strip()), "empty")
+    return f"{name}, cell {number} ({textwrap.shorten(first, 60, placeholder=' ...')})"
+
+
+def tags(cell: NotebookNode) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def solution_blocks(text: str) -> list[list[str]]:
+    """The lines between each `# SOLUTION` and `# END SOLUTION`. Raises `ValueError` when they do not pair up."""
+    blocks, block = [], None
+    for line in text.splitlines():
+        mark = line.strip()
+        if mark == "# SOLUTION":
+            if block is not None:
+                raise ValueError("has a second # SOLUTION before # END SOLUTION")
+            block = []
+        elif mark == "# END SOLUTION":
+            if block is None:
+                raise ValueError("has # END SOLUTION without # SOLUTION")
+            blocks.append(block)
+            block = None
+        elif block is not None:
+            block.append(line)
+    if block is not None:
+        raise ValueError("has # SOLUTION without # END SOLUTION")
+    return blocks
+
+
+def _require_setup(name: str, cells: list[NotebookNode]) -> None:
+    marked = [cell for cell in cells if "setup" in tags(cell) or cell.source.strip() == "# SETUP"]
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    if len(marked) != 1 or marked[0] is not code[0]:
+        raise ValueError(f"{name}: the first code cell, and no other, must be the set-up cell, tagged 'setup'")
+    if marked[0].source.strip() != "# SETUP" or "setup" not in tags(marked[0]):
+        raise ValueError(f"{name}: the set-up cell must be tagged 'setup' and hold only the line # SETUP")
+
+
+def _learner_cell(name: str, number: int, cell: NotebookNode) -> NotebookNode:
+    """The learner's version of a cell: stub for solution, a blank for each guess."""
+    if cell.cell_type != "code":
+        return cell
+    try:
+        blocks = solution_blocks(cell.source)
+        if bool(blocks) != ("exercise" in tags(cell)):
+            raise ValueError(
+                "is tagged 'exercise' but has no # SOLUTION" if not blocks else "has a # SOLUTION but no tag 'exercise'"
+            )
+        if any(not "".join(block).strip() for block in blocks):
+            raise ValueError("has an empty # SOLUTION")
+        text = _without_guesses(_without_solutions(cell.source))
+    except ValueError as error:
+        raise ValueError(f"{where(name, number, cell)} {error}") from None
+    return NotebookNode({**cell, "source": text})
+
+
+def _without_solutions(text: str) -> str:
+    lines, inside = [], False
+    for line in text.splitlines():
+        mark = line.strip()
+        if mark == "# SOLUTION":
+            lines.append(line.replace(mark, STUB))
+        if mark in ("# SOLUTION", "# END SOLUTION"):
+            inside = mark == "# SOLUTION"
+        elif not inside:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _without_guesses(text: str) -> str:
+    return "\n".join(_blank_guess(line) for line in text.splitlines())
+
+
+def _blank_guess(line: str) -> str:
+    if not re.search(r"#\s*PREDICT\b", line):
+        return line
+    try:
+        [statement] = ast.parse(line.strip()).body
+        [target] = statement.targets
+        guess = target.id
+    except (SyntaxError, ValueError, AttributeError):
+        raise ValueError(f"marks a line that is not `name = value  # PREDICT`: {line.strip()}") from None
+    indent = line[: len(line) - len(line.lstrip())]
+    return f"{indent}{guess} = None  # write your guess here"
+
+
+def _refuse_leaks(name: str, cells: list[NotebookNode], learner: list[NotebookNode]) -> None:
+    """A solution must not stand a second time where the learner sees it: whole in any cell, nor a telling
+    line of it in its own cell."""
+    shown = [(number, cell, _squeeze(cell.source)) for number, cell in enumerate(learner, 1)]
+    for cell, (own_number, own, own_text) in zip(cells, shown, strict=True):
+        for block in solution_blocks(cell.source) if cell.cell_type == "code" else []:
+            whole = _squeeze("\n".join(block))
+            for number, other, text in shown:
+                if len(whole) >= 20 and whole in text:
+                    raise ValueError(f"{where(name, number, other)} gives away a solution: {whole}")
+            for line in map(_squeeze, block):
+                if len(line) >= 20 and line in own_text:
+                    raise ValueError(f"{where(name, own_number, own)} gives away a solution: {line}")
+
+
+def _squeeze(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _notebook(cells: list[NotebookNode], project: Project, path: str) -> NotebookNode:
+    filled = [_fill(cell, project, path) for cell in cells]
+    notebook = nbformat.from_dict({"cells": filled, "metadata": METADATA, "nbformat": 4, "nbformat_minor": 5})
+    nbformat.validate(notebook)
+    return notebook
+
+
+def _fill(cell: NotebookNode, project: Project, path: str) -> NotebookNode:
+    cell = NotebookNode({**cell})
+    if "setup" in tags(cell):
+        series = ".".join(project.version.split(".")[:2])
+        cell.source = SETUP.format(repository=project.repository, series=series)
+    elif cell.cell_type == "markdown":
+        cell.source = cell.source.replace(BADGE, colab_badge(project.repository, path))
+    return cell
+
+
+def colab_badge(repository: str, path: str) -> str:
+    """Markdown of the badge that opens the notebook at `path` (from the top of the repository) on Colab."""
+    github = "https://github.com/"
+    if not repository.startswith(github):
+        raise ValueError(f"Colab opens notebooks from {github}, but pyproject.toml says Repository = {repository!r}")
+    page = f"https://colab.research.google.com/github/{repository.removeprefix(github)}/blob/main/{path}"
+    return f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({page})"

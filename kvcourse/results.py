@@ -1,0 +1,281 @@
+"""One small store of guesses, bounds, measurements, verdicts and exercise progress.
+
+Notebooks write to it (`predict`, `measure`, `verdict`), their summaries and the last notebook read from it
+(`get`, `table`, `summary`, `verdicts`). It is a JSON file in the user's data folder, replaced as a whole
+under a lock, so that two notebooks may run at once. Keys are `"NN.name"`, for example `"01.total_exponent"`.
+"""
+
+import math
+import re
+import sys
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import NamedTuple
+
+import torch
+
+from kvcourse.device import placement
+from kvcourse.paths import results_folder
+from kvcourse.store import open_store
+
+PARTS = ("entries", "verdicts", "exercises")
+VERDICTS = ("holds", "holds with a condition", "wrong as said")
+STATUSES = ("not attempted", "wrong", "right")
+NOT_MEASURED = "not measured here"
+KEY = re.compile(r"\d\d\.[a-z][a-z0-9_]*")
+
+
+class Spoken:
+    """Prints itself when `say` is called; a notebook cell that ends with it does not print it a second time."""
+
+    def say(self):
+        print(self)
+        self.__dict__["_said_in"] = _cell_number()
+        return self
+
+    def _ipython_display_(self):
+        if self.__dict__.get("_said_in", -1) != _cell_number():
+            print(self)
+
+
+def _cell_number():
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return shell.execution_count if shell else None
+
+
+@dataclass(frozen=True, repr=False)
+class Entry(Spoken):
+    """What is known under one key. `guess`, `bound` and `measured` are numbers or texts in `unit`, or None."""
+
+    key: str
+    guess: float | str | None = None
+    bound: float | str | None = None
+    measured: float | str | None = None
+    unit: str = ""
+    question: str = ""
+    note: str = ""
+    device: str = ""
+    date: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """measured / bound, or None where one of them is missing, not a number, or the bound is 0."""
+        if isinstance(self.measured, str | None) or isinstance(self.bound, str | None) or self.bound == 0:
+            return None
+        return self.measured / self.bound
+
+    def __repr__(self):
+        guess = "no guess" if self.guess is None else f"your guess {self.text(self.guess)}"
+        bound = "no bound" if self.bound is None else f"bound {self.text(self.bound)}"
+        measured = NOT_MEASURED if self.measured is None else f"measured {self.text(self.measured)}"
+        if self.ratio is not None:
+            measured += f" ({format_number(self.ratio)} times the bound)"
+        note = f" | {self.note}" if self.note else ""
+        return f"{self.key:<26} {guess:<20} | {bound:<16} | {measured}{note}"
+
+    def text(self, value) -> str:
+        """`value` with this entry's unit, as it is printed everywhere."""
+        return f"{format_number(value)} {self.unit}".strip()
+
+
+class Finding(NamedTuple):
+    """The verdict on one statement, and the measured reason for it."""
+
+    verdict: str
+    because: str
+
+
+def format_number(value) -> str:
+    """Three significant digits; whole numbers below a million in full: 11,677; 0.0321; 1.87; 2.00; 1.35e11.
+
+    Trailing zeros mean that the number was rounded (2.004 is "2.00", 2.0 is "2"). A text is returned as it is.
+    """
+    if isinstance(value, str):
+        return value
+    if value == 0 or (isinstance(value, int) and abs(value) < 1_000_000):
+        return f"{value:,.0f}"
+    rounded = float(f"{value:.2e}")
+    exact = rounded == value
+    mantissa, exponent = f"{rounded:.2e}".split("e")
+    if not -4 <= int(exponent) < 6:
+        mantissa = mantissa.rstrip("0").rstrip(".") if exact else mantissa
+        return f"{mantissa}e{int(exponent)}"
+    decimals = max(0, 2 - int(exponent))
+    text = f"{rounded:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if exact and decimals else text
+
+
+def predict(key: str, guess, unit: str = "", question: str = "") -> None:
+    """Store the learner's guess (None: no guess) and print one line saying that it was noted.
+
+    Raises `ValueError` for a malformed key and for a guess that is not one finite number or a text.
+    """
+    _require_key(key)
+    guess = _plain(guess, f"the guess for {key}", none_allowed=True)
+    with _open_store() as store:
+        entry = _entry(store, key)
+        if entry.unit != unit:  # a measurement in another unit would be read in this one
+            entry = Entry(key)
+        entry = replace(entry, guess=guess, unit=unit, question=question or entry.question)
+        store["entries"][key] = asdict(entry)
+    noted = "no guess noted" if guess is None else f"your guess {entry.text(guess)} is noted"
+    print(f"{key:<26} {noted}")
+
+
+def measure(key: str, value, unit: str = "", bound=None, note: str = "") -> Entry:
+    """Store what was measured, and the bound that the cost model gives (if any); print guess, bound and measured.
+
+    Returns the `Entry` (for `plots.predict_measure`). Raises `ValueError` for a malformed key, for a value or
+    bound that is not one finite number or a text, and where the guess was asked for in another unit.
+    """
+    _require_key(key)
+    value = _plain(value, f"the measurement for {key}")
+    bound = _plain(bound, f"the bound for {key}", none_allowed=True)
+    with _open_store() as store:
+        entry = _entry(store, key)
+        if entry.guess is not None and entry.unit != unit:
+            raise ValueError(
+                f"{key} was guessed in {entry.unit!r} and measured in {unit!r}: give predict and measure one unit."
+            )
+        date = datetime.now().astimezone().isoformat(timespec="minutes")
+        entry = replace(entry, measured=value, bound=bound, unit=unit, note=note, device=_device_name(), date=date)
+        store["entries"][key] = asdict(entry)
+    return entry.say()
+
+
+def get(key: str) -> Entry | None:
+    """The entry under `key`, or None when nothing was guessed or measured there."""
+    _require_key(key)
+    store = _read()
+    return _entry(store, key) if key in store["entries"] else None
+
+
+def table(keys) -> str:
+    """A text table of entries. `keys` is a list of keys (in that order, absent ones said to be so), or a prefix
+    such as `"01"` for all that begin with it."""
+    store = _read()
+    if isinstance(keys, str):
+        wanted = _entries(store, keys)
+        if not wanted:
+            return f"{NOT_MEASURED}: no entry begins with {keys!r}"
+    else:
+        wanted = [_entry(store, _require_key(key)) for key in keys]
+    rows = [("", "your guess", "bound", "measured", "measured / bound")]
+    for entry in wanted:
+        measured = NOT_MEASURED if entry.measured is None else entry.text(entry.measured)
+        guess, bound = ("-" if value is None else entry.text(value) for value in (entry.guess, entry.bound))
+        rows.append((entry.key, guess, bound, measured, "" if entry.ratio is None else format_number(entry.ratio)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["   ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def summary(prefix: str) -> None:
+    """Print the table of one notebook's entries, and where they were measured: `summary("01")`."""
+    print(table(prefix))
+    entries = _entries(_read(), prefix)
+    devices = sorted({entry.device for entry in entries if entry.device})
+    if devices:
+        print(f"Measured on: {'; '.join(devices)}. Last: {max(entry.date for entry in entries)}.")
+
+
+def verdict(statement: int, verdict: str, because: str) -> None:
+    """Store and print the verdict on a statement of the course: one of `VERDICTS`, with the measured reason."""
+    if isinstance(statement, bool) or not isinstance(statement, int) or statement < 1:
+        raise ValueError(f"statement={statement!r} must be the number of a statement (1, 2, ...).")
+    if verdict not in VERDICTS:
+        raise ValueError(f"verdict={verdict!r} must be one of: {', '.join(VERDICTS)}.")
+    if not isinstance(because, str) or not because.strip():
+        raise ValueError("because must say in a sentence what was measured; it is empty.")
+    with _open_store() as store:
+        store["verdicts"][str(statement)] = [verdict, because]
+    print(f"statement {statement}: {verdict}. {because}")
+
+
+def verdicts() -> dict[int, Finding]:
+    """All verdicts so far, by the number of the statement."""
+    found = _read()["verdicts"]
+    return {number: Finding(*found[str(number)]) for number in sorted(map(int, found))}
+
+
+def record_exercise(name: str, status: str) -> None:
+    """Remember how an exercise stands, one of `STATUSES`. An untouched stub does not undo an earlier answer."""
+    if status not in STATUSES:
+        raise ValueError(f"status={status!r} must be one of: {', '.join(STATUSES)}.")
+    with _open_store() as store:
+        if status == "not attempted" and name in store["exercises"]:
+            return
+        store["exercises"][name] = status
+
+
+def progress() -> dict[str, str]:
+    """How each exercise that was ever checked stands: name to status."""
+    return _read()["exercises"]
+
+
+def reset() -> None:
+    """Forget all guesses, measurements, verdicts and progress."""
+    with _open_store() as store:
+        store.update({part: {} for part in PARTS})
+
+
+def _entry(store: dict, key: str) -> Entry:
+    return Entry(**store["entries"].get(key, {"key": key}))
+
+
+def _entries(store: dict, prefix: str) -> list[Entry]:
+    return [_entry(store, key) for key in sorted(store["entries"]) if key.startswith(prefix)]
+
+
+def _require_key(key) -> str:
+    if not isinstance(key, str) or not KEY.fullmatch(key):
+        raise ValueError(f"key={key!r} must be the notebook's two digits, a dot and a name, like '01.total_exponent'.")
+    return key
+
+
+def _plain(value, what: str, none_allowed: bool = False):
+    """`value` as a plain int, float or str; NumPy and PyTorch scalars are unwrapped, True and False read yes and no."""
+    if value is None or value is ...:
+        if none_allowed:
+            return None
+        raise ValueError(f"{what} is missing: give a number or a text.")
+    if hasattr(value, "item"):
+        if math.prod(getattr(value, "shape", ())) != 1:
+            raise ValueError(f"{what} must be one number; it has shape {tuple(value.shape)}.")
+        value = value.item()
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float | str):
+        raise ValueError(f"{what} must be a number or a text; a {type(value).__name__} was given.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{what} is {value}: only finite numbers are stored. Look for a division by zero before it.")
+    return value
+
+
+def _device_name() -> str:
+    device = placement().device
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def _read() -> dict:
+    with _open_store(write=False) as store:
+        return store
+
+
+def _open_store(write: bool = True):
+    return open_store(results_folder() / "results.json", _parse, write)
+
+
+def _parse(content: dict) -> dict:
+    """The three parts of the file, each entry checked; an unknown field, value or status means a damaged file."""
+    content = {part: content.get(part, {}) for part in PARTS}
+    content["entries"] = {key: asdict(Entry(**fields)) for key, fields in content["entries"].items()}
+    for key, entry in content["entries"].items():
+        for part in ("guess", "bound", "measured"):
+            _plain(entry[part], f"{part} of {key}", none_allowed=True)
+    {int(number): Finding(*finding) for number, finding in content["verdicts"].items()}
+    if not set(content["exercises"].values()) <= set(STATUSES):
+        raise ValueError("unknown status of an exercise")
+    return content

@@ -1,0 +1,1 @@
+"""Trained weights: fetched once and verified (`fetch`), read from GGUF files (`gguf_file`)."""

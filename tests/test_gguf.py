@@ -1,0 +1,264 @@
+"""Weights read from GGUF files, against the `gguf` package's own writer, names and quantizers, and blocks by hand."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf_files import gguf_tensors, llama_fields, permute, random_state, tiny_config, write, write_model
+
+from kvcourse.model import Transformer
+from kvcourse.weights.gguf_file import read_gguf, restore_rows
+
+
+def rounded(state: dict, kind: str) -> dict:
+    """What is left of the weights after being stored as `kind`; vectors are stored in F32."""
+    type_ = gguf.GGMLQuantizationType[kind]
+    return {
+        name: w if w.ndim == 1 else gguf.quants.dequantize(gguf.quants.quantize(w, type_), type_)
+        for name, w in state.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("heads", [(8, 2), (8, 4), (8, 8), (8, 1)])
+def test_every_tensor_comes_back(tmp_path, kind, heads):
+    config = tiny_config(*heads)
+    state = random_state(config)
+    got_config, got, _ = read_gguf(write_model(tmp_path / "m.gguf", config, state, kind))
+    assert got_config == config
+    expected = rounded(state, kind)
+    assert got.keys() == expected.keys()
+    for name in expected:
+        assert got[name].dtype == torch.float32
+        np.testing.assert_array_equal(got[name].numpy(), expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("heads", [(8, 2), (8, 4), (8, 1)])
+def test_rows_permuted_with_the_wrong_head_count_are_noticed(tmp_path, heads):
+    """Partner of the test above: k written with q's number of heads does not come back, v does."""
+    config = tiny_config(*heads, d_model=128)
+    state = random_state(config)
+    path = write(tmp_path / "m.gguf", llama_fields(config), gguf_tensors(config, state, k_heads=config.n_heads))
+    _, got, _ = read_gguf(path)
+    k, v = "layers.0.self_attn.k_proj.weight", "layers.0.self_attn.v_proj.weight"
+    assert not np.array_equal(got[k], state[k])
+    np.testing.assert_array_equal(got[v], state[v])
+
+
+def test_restore_rows_by_hand():
+    """One head of four rows 0 1 2 3: rotation pairs 0 with 2 and 1 with 3, the file holds 0 2 1 3. Then two heads."""
+    rows = np.array([[0.0], [2], [1], [3]])
+    np.testing.assert_array_equal(restore_rows(rows, 1), [[0], [1], [2], [3]])
+    rows = np.array([[0.0], [2], [1], [3], [4], [6], [5], [7]])
+    np.testing.assert_array_equal(restore_rows(rows, 2)[:, 0], np.arange(8))
+    assert not np.array_equal(restore_rows(rows, 1)[:, 0], np.arange(8))
+    w = np.random.default_rng(0).normal(size=(24, 5))
+    np.testing.assert_array_equal(restore_rows(permute(w, 3), 3), w)
+
+
+def test_logits_are_those_of_the_weights_that_were_written(tmp_path):
+    config = tiny_config()
+    state = random_state(config)
+    original = Transformer(config, "cpu", torch.float32)
+    original.load_state_dict({name: torch.from_numpy(w) for name, w in state.items()})
+    got_config, got, _ = read_gguf(write_model(tmp_path / "m.gguf", config, state))
+    loaded = Transformer(got_config, "cpu", torch.float32)
+    loaded.load_state_dict(got)
+    tokens = torch.randint(0, config.vocab_size, (1, 96), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(loaded(tokens), original(tokens))
+    q = "layers.0.self_attn.q_proj.weight"
+    unrestored = dict(got) | {q: torch.from_numpy(permute(state[q], 8))}
+    loaded.load_state_dict(unrestored)
+    assert (loaded(tokens) - original(tokens)).abs().max() > 1e-2
+
+
+def one_matrix(tmp_path, blocks: list[int], kind: str) -> np.ndarray:
+    """The first row of an embedding whose rows are the given 32-number block."""
+    config = tiny_config(n_heads=4, n_kv_heads=4, d_model=32, vocab_size=3)
+    tensors = gguf_tensors(config, random_state(config))
+    tensors["token_embd.weight"] = (np.array([blocks] * 3, dtype=np.uint8), kind)
+    _, state, _ = read_gguf(write(tmp_path / "m.gguf", llama_fields(config), tensors))
+    return state["embed_tokens.weight"].numpy()
+
+
+def test_q4_0_block_by_hand(tmp_path):
+    """Scale 1 (float16 0x3C00), codes minus 8: low halves of the 16 bytes are numbers 0-15, high halves 16-31."""
+    got = one_matrix(tmp_path, [0x00, 0x3C, 0x21] + [0x88] * 15, "Q4_0")
+    expected = np.zeros(32)
+    expected[0], expected[16] = 1 - 8, 2 - 8
+    np.testing.assert_array_equal(got, [expected] * 3)
+
+
+def test_q4_1_block_by_hand(tmp_path):
+    """Scale 0.5 (0x3800) and minimum -1 (0xBC00): a number is 0.5 * code - 1."""
+    got = one_matrix(tmp_path, [0x00, 0x38, 0x00, 0xBC, 0x21] + [0xF0] * 15, "Q4_1")
+    expected = np.array([-1.0] * 16 + [0.5 * 15 - 1] * 16)
+    expected[0], expected[16] = 0.5 * 1 - 1, 0.5 * 2 - 1
+    np.testing.assert_array_equal(got, [expected] * 3)
+
+
+def test_q8_0_block_by_hand(tmp_path):
+    """Scale 0.25 (0x3400) and 32 signed bytes."""
+    got = one_matrix(tmp_path, [0x00, 0x34, 0x80, 0x7F] + [0x01] * 30, "Q8_0")
+    np.testing.assert_array_equal(got, [[-32.0, 31.75] + [0.25] * 30] * 3)
+
+
+@pytest.mark.parametrize("alignment", [16, 32, 64])
+@pytest.mark.parametrize("odd", ["", "x", "xyz12"])
+def test_alignment_of_the_file_is_followed(tmp_path, alignment, odd):
+    config = tiny_config()
+    state = random_state(config)
+    fields = llama_fields(config) | {"general.name": odd}
+    path = write(tmp_path / "m.gguf", fields, gguf_tensors(config, state), "BF16", alignment=alignment)
+    _, got, _ = read_gguf(path)
+    for name, weight in rounded(state, "BF16").items():
+        np.testing.assert_array_equal(got[name].numpy(), weight, err_msg=name)
+
+
+def test_config_comes_from_the_metadata_not_from_defaults(tmp_path):
+    config = tiny_config(rope_theta=123_456.0, norm_eps=0.03125, max_seq_len=77)
+    got, _, metadata = read_gguf(write_model(tmp_path / "m.gguf", config, random_state(config)))
+    assert (got.rope_theta, got.norm_eps, got.max_seq_len) == (123_456.0, 0.03125, 77)
+    assert metadata["llama.context_length"] == 77
+    assert (
+        read_gguf(write_model(tmp_path / "n.gguf", tiny_config(norm_eps=1e-5), random_state(config)))[0].norm_eps
+        == 1e-5
+    )
+
+
+def test_head_size_that_is_not_the_quotient(tmp_path):
+    config = tiny_config(n_heads=4, n_kv_heads=2, d_head=32)
+    fields = {"llama.attention.key_length": 32, "llama.attention.value_length": 32, "llama.rope.dimension_count": 32}
+    state = random_state(config)
+    got_config, got, _ = read_gguf(write_model(tmp_path / "m.gguf", config, state, **fields))
+    assert got_config.d_head == 32
+    for name, weight in state.items():
+        np.testing.assert_array_equal(got[name].numpy(), weight)
+
+
+def test_a_file_without_a_head_is_tied(tmp_path):
+    config = tiny_config(tie_embeddings=True)
+    got, state, _ = read_gguf(write_model(tmp_path / "m.gguf", config, random_state(config)))
+    assert got.tie_embeddings and "lm_head.weight" not in state
+    untied, state, _ = read_gguf(write_model(tmp_path / "n.gguf", tiny_config(), random_state(tiny_config())))
+    assert not untied.tie_embeddings and "lm_head.weight" in state
+
+
+def test_dtype_is_converted_on_the_way(tmp_path):
+    config = tiny_config()
+    state = random_state(config)
+    _, got, _ = read_gguf(write_model(tmp_path / "m.gguf", config, state), dtype=torch.bfloat16)
+    assert {w.dtype for w in got.values()} == {torch.bfloat16}
+    assert torch.equal(got["norm.weight"], torch.from_numpy(state["norm.weight"]).bfloat16())
+
+
+def test_weights_are_not_the_file_itself(tmp_path):
+    """An F32 tensor must be a copy: writing to it must neither crash nor change the file."""
+    config = tiny_config()
+    path = write_model(tmp_path / "m.gguf", config, random_state(config))
+    before = path.read_bytes()
+    _, state, _ = read_gguf(path)
+    for weight in state.values():
+        weight.fill_(7.0)
+    assert path.read_bytes() == before
+
+
+def without(fields: dict, key: str) -> dict:
+    return {k: v for k, v in fields.items() if k != key}
+
+
+REQUIRED = [
+    "llama.block_count",
+    "llama.context_length",
+    "llama.embedding_length",
+    "llama.feed_forward_length",
+    "llama.attention.head_count",
+    "llama.attention.layer_norm_rms_epsilon",
+]
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+def test_a_missing_field_is_named(tmp_path, key):
+    config = tiny_config()
+    path = write(tmp_path / "m.gguf", without(llama_fields(config), key), gguf_tensors(config, random_state(config)))
+    with pytest.raises(ValueError, match=key):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"llama.rope.scaling.type": "yarn"}, "rope scaling"),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}, "rope scaling"),
+        ({"llama.rope.scaling.factor": 4.0}, "rope scaling"),
+        ({"llama.rope.scale_linear": 2.0}, "rope scaling"),
+        ({"llama.expert_count": 8}, "8 experts"),
+        ({"llama.rope.dimension_count": 4}, "rope.dimension_count = 4"),
+        ({"llama.attention.value_length": 4}, "value_length = 4"),
+        ({"llama.vocab_size": 98}, "vocab_size = 98"),
+        ({"llama.attention.head_count_kv": 3}, "n_kv_heads=3"),
+        ({"llama.attention.head_count": 0}, "n_heads=0"),
+        ({"llama.embedding_length": 128}, "shape"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(tmp_path, fields, words):
+    config = tiny_config()
+    path = write_model(tmp_path / "m.gguf", config, random_state(config), **fields)
+    with pytest.raises(ValueError, match=words):
+        read_gguf(path)
+
+
+def test_fields_that_say_no_scaling_are_accepted(tmp_path):
+    config = tiny_config()
+    fields = {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 1.0, "llama.vocab_size": 97}
+    assert read_gguf(write_model(tmp_path / "m.gguf", config, random_state(config), **fields))[0] == config
+
+
+def test_other_architectures_are_named(tmp_path):
+    path = write(tmp_path / "m.gguf", {"qwen2.block_count": 1}, {"a": np.zeros(3, np.float32)}, arch="qwen2")
+    with pytest.raises(ValueError, match="'qwen2'.*'llama'"):
+        read_gguf(path)
+
+
+def test_missing_extra_and_misshapen_tensors_are_named(tmp_path):
+    config = tiny_config()
+    fields, tensors = llama_fields(config), gguf_tensors(config, random_state(config))
+
+    def message(tensors):
+        with pytest.raises(ValueError) as caught:
+            read_gguf(write(tmp_path / "m.gguf", fields, tensors))
+        return str(caught.value)
+
+    assert "lacks 1 tensor(s): blk.1.ffn_up.weight" in message(without(tensors, "blk.1.ffn_up.weight"))
+    assert "token_embd.weight" in message(without(tensors, "token_embd.weight"))
+    assert "blk.0.attn_q.bias" in message(tensors | {"blk.0.attn_q.bias": np.zeros(64, np.float32)})
+    assert "rope scaling" in message(tensors | {"rope_freqs.weight": np.ones(4, np.float32)})
+    wrong = message(tensors | {"blk.0.attn_v.weight": np.zeros((64, 16), np.float32)})
+    assert "blk.0.attn_v.weight has shape (64, 16)" in wrong and "(16, 64)" in wrong
+
+
+def test_a_type_that_cannot_be_dequantized_is_named(tmp_path):
+    config = tiny_config()
+    tensors = gguf_tensors(config, random_state(config)) | {"blk.0.ffn_up.weight": np.zeros((96, 64), np.int32)}
+    with pytest.raises(ValueError, match="blk.0.ffn_up.weight is of type I32"):
+        read_gguf(write(tmp_path / "m.gguf", llama_fields(config), tensors))
+
+
+def test_a_file_cut_short_anywhere_is_refused(tmp_path):
+    config = tiny_config(vocab_size=5)
+    whole = write_model(tmp_path / "m.gguf", config, random_state(config)).read_bytes()
+    read_gguf(tmp_path / "m.gguf")
+    lengths = [0, 3, *range(4, 1500, 7), *range(1500, len(whole), 4999), len(whole) - 1]
+    for length in lengths:
+        (tmp_path / "cut.gguf").write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="cut.gguf"):
+            read_gguf(tmp_path / "cut.gguf")
+
+
+def test_a_file_of_another_kind_and_no_file(tmp_path):
+    (tmp_path / "page.gguf").write_text("<html>404</html>")
+    with pytest.raises(ValueError, match="page.gguf is not a GGUF file"):
+        read_gguf(tmp_path / "page.gguf")
+    for path in (tmp_path / "none.gguf", tmp_path):
+        with pytest.raises(FileNotFoundError, match="There is no file"):
+            read_gguf(path)

@@ -1,0 +1,202 @@
+"""Text in, text out: a small model of our own, and (marked smollm2) the real one."""
+
+import pytest
+import torch
+from gguf_files import random_state, tiny_config, tokenizer_fields, write_model
+
+import kvcourse.lm as lm_module
+from kvcourse.generation import generate
+from kvcourse.lm import load_model
+from kvcourse.tokenizer import Tokenizer
+
+VOCAB = len(tokenizer_fields()["tokenizer.ggml.tokens"])
+
+
+def small_file(path, **changes):
+    config = tiny_config(vocab_size=VOCAB)
+    return write_model(path, config, random_state(config), **tokenizer_fields(**changes))
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory):
+    return load_model(small_file(tmp_path_factory.mktemp("lm") / "small.gguf"), torch.float32, "cpu")
+
+
+def test_what_is_loaded(lm):
+    assert lm.name == "small" and lm.config == lm.model.config == tiny_config(vocab_size=VOCAB)
+    assert lm.model.dtype == torch.float32 and lm.model.device.type == "cpu"
+    assert not any(p.is_meta or p.requires_grad for p in lm.model.parameters())
+    for name, weight in random_state(lm.config).items():
+        assert torch.equal(lm.model.state_dict()[name], torch.from_numpy(weight))
+
+
+def test_dtype_is_the_one_asked_for(lm, tmp_path):
+    half = load_model(small_file(tmp_path / "half.gguf"), torch.bfloat16, "cpu")
+    assert half.model.dtype == torch.bfloat16
+    assert torch.equal(half.model.norm.weight, lm.model.norm.weight.bfloat16())
+
+
+def test_the_model_is_warm_after_loading(tmp_path, monkeypatch):
+    warmed = []
+    monkeypatch.setattr(lm_module, "warm_up", warmed.append)
+    loaded = load_model(str(small_file(tmp_path / "m.gguf")), torch.float32, "cpu")
+    assert warmed == [loaded.model]
+
+
+def test_encode_decode_chat_are_the_tokenizer_s(lm):
+    tokenizer = Tokenizer(tokenizer_fields())
+    assert lm.encode("the fox") == tokenizer.encode("the fox")
+    assert lm.decode([*lm.encode("the fox"), 2]) == "the fox"
+    messages = [{"role": "user", "content": "the fox"}]
+    assert lm.chat(messages) == tokenizer.chat(messages)
+
+
+def test_a_stream_says_what_generate_says(lm):
+    messages = [{"role": "user", "content": "the quick"}]
+    expected = generate(lm.model, lm.chat(messages), 30, stop_ids=lm.tokenizer.stop_ids)
+    for prompt in ("the quick", messages):
+        stream = lm.stream(prompt, 30)
+        text = "".join(stream)
+        assert text == lm.decode(expected.tokens)
+        assert stream.generation.tokens.tolist() == expected.tokens.tolist()
+        assert stream.generation.prompt_length == len(lm.chat(messages))
+        assert len(stream.generation.arrivals) == len(expected.tokens)
+    assert "".join(lm.stream("the lazy", 30)) != text  # partner: another prompt gives another answer
+
+
+def test_sampling_options_are_passed_on(lm):
+    def answer(**options):
+        return "".join(lm.stream("the", 20, **options))
+
+    assert answer(temperature=1.0, seed=1) == answer(temperature=1.0, seed=1) != answer(temperature=1.0, seed=2)
+    with pytest.raises(ValueError, match="temperature"):
+        lm.stream("the", 20, temperature=-1.0)
+    with pytest.raises(ValueError, match="top_p"):
+        lm.stream("the", 20, temperature=1.0, top_p=0.0)
+
+
+def test_tokens_are_made_while_the_stream_is_read(lm):
+    stream = lm.stream("the", 20)
+    assert stream.generation.arrivals == []
+    next(stream)
+    made = len(stream.generation.arrivals)
+    assert 0 < made < 20
+    rest = list(stream)
+    assert len(stream.generation.arrivals) == 20 and rest
+    assert list(stream) == []  # it was read: an answer is given once
+
+
+def test_the_model_s_stop_ids_are_the_default_and_can_be_replaced(lm):
+    free = lm.stream("the", 20, stop_ids=())
+    list(free)
+    ids = free.generation.tokens.tolist()
+    assert len(ids) == 20 and free.generation.stop_reason == "length"
+    cut = lm.stream("the", 20, stop_ids={ids[3]})
+    text = "".join(cut)
+    first = ids.index(ids[3])
+    assert cut.generation.tokens.tolist() == ids[: first + 1] and cut.generation.stop_reason == "stop"
+    assert text == lm.decode(ids[: first + 1])
+
+
+def test_the_default_stop_id_ends_an_answer_and_gives_no_text(lm, tmp_path):
+    """A file that names another end-of-text token: the one the model happens to make first."""
+    free = lm.stream("the", 20, stop_ids=())
+    list(free)
+    first = int(free.generation.tokens[0])
+    other = load_model(small_file(tmp_path / "m.gguf", ggml_eot_token_id=first), torch.float32, "cpu")
+    assert other.tokenizer.stop_ids == {2, first}
+    stream = other.stream("the", 20)
+    list(stream)
+    assert stream.generation.tokens.tolist() == [first] and stream.generation.stop_reason == "stop"
+
+
+def test_a_stop_string_ends_the_answer_before_it(lm):
+    free = lm.stream("the", 20, stop_ids=())
+    text = "".join(free)
+    stop = text[2:4]
+    stream = lm.stream("the", 20, stop_ids=(), stop=stop)
+    assert "".join(stream) == text[: text.index(stop)]
+    assert stream.generation.stop_reason == "stop" and len(stream.generation.tokens) < 20
+
+
+def test_no_new_tokens_is_no_error(lm):
+    stream = lm.stream("the", 0)
+    assert list(stream) == [] and len(stream.generation.tokens) == 0
+
+
+def test_without_a_chat_template_text_is_continued(tmp_path):
+    lm = load_model(small_file(tmp_path / "m.gguf", chat_template=None), torch.float32, "cpu")
+    stream = lm.stream("the fox", 5)
+    list(stream)
+    assert stream.generation.prompt_length == len(lm.encode("the fox"))
+    with pytest.raises(ValueError, match="no chat template"):
+        lm.stream([{"role": "user", "content": "hi"}], 5)
+    with pytest.raises(ValueError, match="empty"):
+        lm.stream("", 5)
+
+
+def test_a_prompt_longer_than_the_context_names_both_numbers(lm):
+    text = "z" * 200  # one token a letter
+    with pytest.raises(ValueError, match=f"{len(lm.prompt_ids(text))} tokens.*context of 128 tokens"):
+        lm.stream(text, 1)
+    with pytest.raises(ValueError, match="128"):
+        lm.stream("the", 1000)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("smollm2", "Did you mean 'smollm2-135m'"),
+        ("SmolLM2-135M", "Did you mean 'smollm2-135m'"),
+        ("smollm2-1350m", "Did you mean 'smollm2-135m'"),
+        ("gpt-5", "no model 'gpt-5'. Give one of smollm2-135m"),
+        ("", "no model ''"),
+    ],
+)
+def test_unknown_names_get_near_matches_and_the_list(name, words):
+    with pytest.raises(ValueError, match=words):
+        load_model(name)
+
+
+def test_missing_paths_say_so(tmp_path):
+    for path in (
+        tmp_path / "none.gguf",
+        str(tmp_path / "none.gguf"),
+        "none.gguf",
+        tmp_path / "folder",
+        str(tmp_path / "x"),
+    ):
+        with pytest.raises(FileNotFoundError, match="There is no model file"):
+            load_model(path)
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    path = small_file(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="m.gguf is damaged"):
+        load_model(path)
+
+
+def test_a_vocabulary_larger_than_the_embeddings_is_refused(tmp_path):
+    config = tiny_config(vocab_size=VOCAB - 1)
+    path = write_model(tmp_path / "m.gguf", config, random_state(config), **tokenizer_fields())
+    with pytest.raises(ValueError, match=f"{VOCAB} tokens but embeddings for only {VOCAB - 1}"):
+        load_model(path)
+
+
+@pytest.mark.smollm2
+def test_smollm2_is_what_it_says(smollm2):
+    c = smollm2.config
+    assert smollm2.name == "smollm2-135m"
+    assert (c.n_layers, c.n_heads, c.n_kv_heads, c.d_model, c.d_head, c.d_ff) == (30, 9, 3, 576, 64, 1536)
+    assert (c.vocab_size, c.max_seq_len, c.rope_theta, c.norm_eps, c.tie_embeddings) == (49152, 8192, 1e5, 1e-5, True)
+
+
+@pytest.mark.smollm2
+def test_smollm2_answers_sensibly_and_stops(smollm2):
+    """Greedy; a wrong row order of k, a wrong template or tokenizer gives word salad here."""
+    stream = smollm2.stream("What is the capital of France?", 40)
+    text = "".join(stream)
+    assert "Paris" in text
+    assert stream.generation.stop_reason == "stop" and int(stream.generation.tokens[-1]) == 2
+    assert "<|im_end|>" not in text

@@ -1,0 +1,245 @@
+import json
+import math
+import subprocess
+import sys
+
+import filelock
+import numpy as np
+import pytest
+import torch
+
+from kvcourse import paths, results, store
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVCOURSE_RESULTS", str(tmp_path / "results"))
+    return tmp_path / "results"
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (2, "2"),
+        (2.0, "2"),
+        (2.004, "2.00"),  # rounded: the zeros say so
+        (0.5, "0.5"),
+        (1.8712, "1.87"),
+        (0.03214, "0.0321"),
+        (11677, "11,677"),
+        (11677.4, "11,700"),
+        (999.96, "1,000"),
+        (135_000_000_000, "1.35e11"),
+        (1_000_000, "1e6"),
+        (0.00001234, "1.23e-5"),
+        (-3.14159, "-3.14"),
+        (0.0, "0"),
+        ("yes", "yes"),
+    ],
+)
+def test_numbers_are_printed_with_three_significant_digits(value, text):
+    assert results.format_number(value) == text
+
+
+def test_formatted_numbers_are_within_half_a_percent_of_the_value():
+    generator = np.random.default_rng(0)
+    for value in 10 ** generator.uniform(-9, 12, 500):
+        assert float(results.format_number(value).replace(",", "")) == pytest.approx(value, rel=0.005001)
+
+
+def test_guess_bound_and_measurement_stand_side_by_side(capsys):
+    results.predict("01.total_exponent", 2, question="How does the work grow?")
+    entry = results.measure("01.total_exponent", 1.88, bound=2.0)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "01.total_exponent          your guess 2 is noted"
+    parts = [part.strip() for part in second.split("|")]
+    assert parts == ["01.total_exponent          your guess 2", "bound 2", "measured 1.88 (0.94 times the bound)"]
+    assert entry == results.get("01.total_exponent")
+    assert (entry.guess, entry.bound, entry.measured, entry.question) == (2, 2.0, 1.88, "How does the work grow?")
+    assert entry.device and entry.date
+
+
+def test_what_is_missing_is_said(capsys):
+    results.predict("01.gap", None, unit="s")
+    results.measure("01.gap", 0.03, unit="s")
+    assert results.get("01.other") is None
+    out = capsys.readouterr().out
+    assert "no guess noted" in out and "no bound" in out and "measured 0.03 s\n" in out
+    assert "times the bound" not in out
+
+
+def test_scalars_of_numpy_and_torch_become_plain_numbers(folder):
+    results.measure("01.a", torch.tensor(3))
+    results.measure("01.b", np.float32(0.5))
+    results.measure("01.c", torch.tensor([0.25], dtype=torch.bfloat16), bound=np.int64(2))
+    results.measure("01.d", np.bool_(True))
+    kept = json.loads((folder / "results.json").read_text())["entries"]
+    assert [kept[f"01.{name}"]["measured"] for name in "abcd"] == [3, 0.5, 0.25, "yes"]
+    assert results.get("01.c").ratio == 0.125
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, torch.ones(2), [1.0], 1j, np.float64("nan")])
+def test_what_is_not_one_finite_number_is_refused_and_nothing_is_stored(value):
+    with pytest.raises(ValueError, match="01.a"):
+        results.measure("01.a", value)
+    assert results.get("01.a") is None
+
+
+@pytest.mark.parametrize("key", ["total", "1.total", "01.", "01.Total", "01 total", "01.a.b", 1, None])
+def test_malformed_keys_are_refused(key):
+    for call in (lambda: results.predict(key, 1), lambda: results.measure(key, 1), lambda: results.get(key)):
+        with pytest.raises(ValueError, match="two digits"):
+            call()
+
+
+def test_guess_and_measurement_share_one_unit():
+    results.predict("01.gap", 30, unit="ms")
+    with pytest.raises(ValueError, match="'ms' and measured in 's'"):
+        results.measure("01.gap", 0.03, unit="s")
+    results.measure("01.gap", 30.0, unit="ms")
+    results.predict("01.gap", 0.03, unit="s")  # asked anew in seconds: 30 must not be read as seconds
+    assert results.get("01.gap").measured is None
+
+
+def test_a_new_guess_keeps_the_measurement():
+    results.measure("01.gap", 0.03, unit="s")
+    results.predict("01.gap", 0.05, unit="s")
+    assert (results.get("01.gap").guess, results.get("01.gap").measured) == (0.05, 0.03)
+
+
+def test_the_ratio_needs_two_numbers():
+    assert results.measure("01.a", "yes", bound=1).ratio is None
+    assert results.measure("01.b", 3, bound=0).ratio is None
+    assert results.measure("01.c", 3, bound=2).ratio == 1.5
+
+
+def test_table_and_summary(capsys):
+    results.predict("01.b", 5, unit="tokens")
+    results.measure("01.a", 0.5, unit="s", bound=0.25)
+    results.measure("02.a", 1)
+    capsys.readouterr()
+    header, *lines = results.table("01").splitlines()
+    assert header.split() == ["your", "guess", "bound", "measured", "measured", "/", "bound"]
+    assert [line.split() for line in lines] == [
+        ["01.a", "-", "0.25", "s", "0.5", "s", "2"],
+        ["01.b", "5", "tokens", "-", "not", "measured", "here"],
+    ]
+    assert "03.never" in results.table(["02.a", "03.never"]) and "not measured here" in results.table(["03.never"])
+    assert "01.a" not in results.table(["02.a"])
+    assert results.table("07") == "not measured here: no entry begins with '07'"
+    results.summary("01")
+    out = capsys.readouterr().out
+    assert "Measured on:" in out and "02.a" not in out
+
+
+def test_verdicts_are_kept_by_number(capsys):
+    results.verdict(12, "holds", "The second turn computed 30 tokens, not 500.")
+    results.verdict(3, "wrong as said", "n^3.")
+    assert list(results.verdicts()) == [3, 12]
+    assert results.verdicts()[12] == ("holds", "The second turn computed 30 tokens, not 500.")
+    assert "statement 3: wrong as said. n^3." in capsys.readouterr().out
+    for wrong in ((3, "true", "x"), (0, "holds", "x"), (True, "holds", "x"), (3, "holds", " ")):
+        with pytest.raises(ValueError):
+            results.verdict(*wrong)
+
+
+def test_an_untouched_stub_does_not_undo_an_answer():
+    results.record_exercise("softmax", "not attempted")
+    assert results.progress() == {"softmax": "not attempted"}
+    for status in ("wrong", "right", "not attempted"):
+        results.record_exercise("softmax", status)
+    assert results.progress() == {"softmax": "right"}
+    results.record_exercise("softmax", "wrong")
+    assert results.progress() == {"softmax": "wrong"}
+    with pytest.raises(ValueError, match="done"):
+        results.record_exercise("softmax", "done")
+
+
+def test_reset_forgets_everything():
+    results.measure("01.a", 1)
+    results.verdict(1, "holds", "x")
+    results.record_exercise("a", "right")
+    results.reset()
+    assert results.get("01.a") is None and results.verdicts() == {} and results.progress() == {}
+
+
+DAMAGED = [
+    "",
+    '{"entries": {"01.a"',
+    "[1, 2]",
+    '{"entries": {"01.a": {"key": "01.a", "colour": 1}}}',
+    '{"entries": {"01.a": {"key": "01.a", "measured": NaN}}}',
+    '{"exercises": {"a": "done"}}',
+    '{"verdicts": {"one": ["holds", "x"]}}',
+    "\x00\x01",
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_file_is_set_aside_and_a_new_one_begun(folder, capsys, content):
+    folder.mkdir()
+    (folder / "results.damaged-1.json").write_text("an earlier one")
+    (folder / "results.json").write_text(content)
+    assert results.get("01.a") is None
+    assert capsys.readouterr().out.count("damaged. It is kept as results.damaged-2.json") == 1
+    results.measure("01.a", 1)
+    assert results.get("01.a").measured == 1
+    assert (folder / "results.damaged-1.json").read_text() == "an earlier one"
+    assert (folder / "results.damaged-2.json").read_text() == content
+
+
+def test_an_error_while_writing_leaves_the_file_as_it_was(folder, monkeypatch):
+    results.measure("01.a", 1)
+    before = (folder / "results.json").read_bytes()
+    monkeypatch.setattr(store.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(RuntimeError, match="No space left.*KVCOURSE_RESULTS"):
+        results.measure("01.a", 2)
+    monkeypatch.undo()
+    assert (folder / "results.json").read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_used_is_one_clear_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KVCOURSE_RESULTS", str(tmp_path / "file"))
+    with pytest.raises(RuntimeError, match="KVCOURSE_RESULTS"):
+        results.predict("01.a", 1)
+
+
+def test_another_program_that_keeps_the_file_is_one_clear_error(folder, monkeypatch):
+    monkeypatch.setattr(store, "PATIENCE", 0.1)
+    folder.mkdir()
+    with filelock.FileLock(folder / "results.json.lock", is_singleton=False):
+        with pytest.raises(RuntimeError, match="in use by another program"):
+            results.measure("01.a", 1)
+    results.measure("01.a", 1)
+
+
+WRITER = """
+import contextlib, io, sys
+from kvcourse import results
+print("ready", flush=True)
+sys.stdin.readline()
+with contextlib.redirect_stdout(io.StringIO()):
+    for i in range(60):
+        results.measure(f"0{sys.argv[1]}.value{i}", i)
+"""
+
+
+def test_processes_that_measure_at_once_lose_nothing(folder):
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, number], **pipes) for number in "12"]
+    assert [writer.stdout.readline() for writer in writers] == ["ready\n"] * 2
+    for writer in writers:  # both start only now, so that they really write at once
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate(timeout=120)
+        assert writer.returncode == 0
+    for number in "12":
+        for i in range(60):
+            assert results.get(f"0{number}.value{i}").measured == i
+    assert {path.name for path in folder.iterdir()} <= {"results.json", "results.json.lock"}
+
+
+def test_the_tests_do_not_touch_the_users_results(folder):
+    assert paths.results_folder() == folder
