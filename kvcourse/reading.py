@@ -1,0 +1,32 @@
+"""Somebody reads the answer while it arrives: when is each word there, and when do they have to wait?
+
+Tokens are not words, so gaps between tokens cannot be held against a reading speed; these functions can.
+"""
+
+
+def word_times(pieces: list[str], arrivals: list[float]) -> list[float]:
+    """When each word was complete on the screen: the arrival of its last piece that is not blank.
+
+    `pieces` and `arrivals` belong together, one of each for each token; times are in seconds.
+    """
+    text, times = "", {}
+    for piece, arrival in zip(pieces, arrivals, strict=True):
+        text += piece
+        if piece.strip():
+            times[len(text.split())] = arrival  # a later piece of the same word replaces the earlier one
+    return list(times.values())
+
+
+def read_times(times: list[float], words_per_second: float) -> list[float]:
+    """When a reader begins each word: once it is there, and not before the word before it is read (seconds)."""
+    begun = list(times[:1])
+    for time in times[1:]:
+        begun.append(max(time, begun[-1] + 1 / words_per_second))
+    return begun
+
+
+def waits(times: list[float], words_per_second: float) -> dict[int, float]:
+    """How long the reader waits for each word after the first: {index of the word: seconds}, 0 left out."""
+    free = [begun + 1 / words_per_second for begun in read_times(times, words_per_second)]
+    late = {index: time - free[index - 1] for index, time in enumerate(times) if index}
+    return {index: wait for index, wait in late.items() if wait > 0}
