@@ -66,12 +66,13 @@ class Entry(Spoken):
 
     def __repr__(self):
         guess = "no guess" if self.guess is None else f"your guess {self.text(self.guess)}"
-        bound = "no bound" if self.bound is None else f"bound {self.text(self.bound)}"
+        bound = "" if self.bound is None else f" | bound {self.text(self.bound):<10}"
         measured = NOT_MEASURED if self.measured is None else f"measured {self.text(self.measured)}"
         if self.ratio is not None:
-            measured += f" ({format_number(self.ratio)} times the bound)"
+            times = "equal to" if self.ratio == 1 else f"{format_number(self.ratio)} times"
+            measured += f" ({times} the bound)"
         note = f" | {self.note}" if self.note else ""
-        return f"{self.key:<26} {guess:<20} | {bound:<16} | {measured}{note}"
+        return f"{self.key:<26} {guess:<20}{bound} | {measured}{note}"
 
     def text(self, value) -> str:
         """`value` with this entry's unit, as it is printed everywhere."""

@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import kvcourse as kv
 from kvcourse.generation import pad
 
-ENGLISH = """The baker starts at four in the morning. He weighs the flour, warms the water, and lets the dough rest while
-he sweeps the floor. By six the first loaves are in the oven, and the street begins to smell of bread. At seven he opens
+ENGLISH = """The baker starts at four in the morning. He weighs the flour, warms the water, and lets the dough rest
+while he sweeps the floor. By six the first loaves are in the oven, and the street begins to smell of bread. At seven he opens
 the door. An old woman with a blue scarf is always the first: she buys two rolls, counts out the coins one by one, and
 tells him what the weather will be. She is wrong about half of the time, and neither of them minds."""
 

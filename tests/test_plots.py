@@ -121,18 +121,18 @@ def test_guess_bound_and_measurement_are_bars_with_their_numbers():
 def test_far_apart_numbers_get_a_log_axis():
     figure = plots.predict_measure(Entry("01.a", guess=2, measured=1500.0))
     assert figure.axes[0].get_xscale() == "log" and "log scale" in figure.axes[0].get_xlabel()
-    assert texts(figure) == ["2", "no bound", "1,500"]
+    assert texts(figure) == ["2", "1,500"]
     base.png(figure)
 
 
 @pytest.mark.parametrize(
     "entry, said",
     [
-        (Entry("01.a"), ["no guess", "no bound", "not measured here"]),
-        (Entry("01.a", measured=0.0), ["no guess", "no bound", "0"]),
-        (Entry("01.a", guess="yes", measured="no"), ["yes", "no bound", "no"]),
-        (Entry("01.a", guess=-2, measured=3), ["-2", "no bound", "3"]),
-        (Entry("01.a", guess=0, measured=1e9), ["0", "no bound", "1e9"]),
+        (Entry("01.a"), ["no guess", "not measured here"]),
+        (Entry("01.a", measured=0.0), ["no guess", "0"]),
+        (Entry("01.a", guess="yes", measured="no"), ["yes", "no"]),
+        (Entry("01.a", guess=-2, measured=3), ["-2", "3"]),
+        (Entry("01.a", guess=0, measured=1e9), ["0", "1e9"]),
     ],
 )
 def test_what_is_missing_is_said_in_the_picture(entry, said):
@@ -272,7 +272,7 @@ def test_in_a_notebook_the_explorer_is_one_widget_with_a_constant_text(executed)
 
 def test_in_a_notebook_nothing_is_printed_twice(executed):
     printed = [[output.text for output in outputs] for outputs in executed[2:]]
-    line = f"{'01.a':<26} {'no guess':<20} | {'no bound':<16} | measured 1.5\n"
+    line = f"{'01.a':<26} {'no guess':<20} | measured 1.5\n"
     assert printed == [
         [line],
         [line],

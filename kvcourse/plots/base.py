@@ -155,10 +155,12 @@ def _literal(text: str) -> str:
 
 @drawing
 def predict_measure(entry: Entry) -> Figure:
-    """Guess, bound and measurement of one entry as bars, with their numbers; what is missing is said in words."""
-    fig, ax = new_figure(size=(8, 2.6))
-    rows = [("your guess", entry.guess, "no guess"), ("bound", entry.bound, "no bound")]
-    rows.append(("measured", entry.measured, NOT_MEASURED))
+    """Guess, bound and measurement of one entry as bars, with their numbers; a missing guess or measurement is said
+    in words, a missing bound has no row."""
+    rows = [("your guess", entry.guess, "no guess"), ("measured", entry.measured, NOT_MEASURED)]
+    if entry.bound is not None:
+        rows.insert(1, ("bound", entry.bound, ""))
+    fig, ax = new_figure(size=(8, 1.1 + 0.5 * len(rows)))
     numbers = [value for _, value, _ in rows if isinstance(value, int | float)]
     for row, (name, value, absent) in enumerate(rows):
         is_number = isinstance(value, int | float)
@@ -173,7 +175,7 @@ def predict_measure(entry: Entry) -> Figure:
             va="center",
             ha="right" if below else "left",
         )
-    ax.set_yticks(range(3), [name for name, *_ in rows])
+    ax.set_yticks(range(len(rows)), [name for name, *_ in rows])
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     _scale_bars(ax, numbers)

@@ -209,10 +209,6 @@ kv.plots.show(
 )
 
 # %% [markdown]
-# The bar named *bound* stays empty in this notebook. From the next one on it shows what can be worked out on paper,
-# before anything runs.
-
-# %% [markdown]
 # ## Three figures for one answer
 #
 # Wherever language models are served, the same three figures are reported.
