@@ -3,7 +3,9 @@
 `ModelConfig` describes one decoder of the Llama family. It knows nothing about weights, devices or text.
 """
 
+import math
 from dataclasses import dataclass
+from operator import index
 
 
 @dataclass(frozen=True)
@@ -14,6 +16,8 @@ class ModelConfig:
     keys and values `(B, n_kv_heads, T, d_head)`.
 
     Raises `ValueError` when a size is not a positive integer or the heads cannot be shared out evenly.
+    `dataclasses.replace` keeps what was filled in here: with another `d_model` or `n_heads`, give `d_head` and
+    `n_kv_heads` too.
     """
 
     vocab_size: int
@@ -33,14 +37,14 @@ class ModelConfig:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
         sizes = ("vocab_size", "n_layers", "n_heads", "d_model", "d_ff", "n_kv_heads", "max_seq_len")
         for name in sizes:
-            require_positive(name, getattr(self, name))
+            object.__setattr__(self, name, require_whole(name, getattr(self, name)))
         if self.d_head is None:
             if self.d_model % self.n_heads:
                 raise ValueError(
                     f"d_model={self.d_model} does not divide into n_heads={self.n_heads} heads; give d_head."
                 )
             object.__setattr__(self, "d_head", self.d_model // self.n_heads)
-        require_positive("d_head", self.d_head)
+        object.__setattr__(self, "d_head", require_whole("d_head", self.d_head))
         if self.d_head % 2:
             raise ValueError(f"d_head={self.d_head} is odd; rotary embedding turns pairs, so it must be even.")
         if self.n_heads % self.n_kv_heads:
@@ -49,8 +53,7 @@ class ModelConfig:
                 "each key/value head must serve the same number of query heads."
             )
         for name in ("rope_theta", "norm_eps"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be greater than 0.")
+            require_number(name, getattr(self, name))
 
     @property
     def group_size(self) -> int:
@@ -58,8 +61,19 @@ class ModelConfig:
         return self.n_heads // self.n_kv_heads
 
 
-def require_positive(name: str, value) -> int:
-    """Return `value` if it is an integer of at least 1, else raise `ValueError` naming it."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")
+def require_whole(name: str, value, least: int = 1) -> int:
+    """`value` as an int if it is a whole number (NumPy's too) of at least `least`, else `ValueError` naming it."""
+    try:
+        whole = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        whole = None
+    if whole is None or whole < least:
+        raise ValueError(f"{name}={value!r} must be a whole number of at least {least}.")
+    return whole
+
+
+def require_number(name: str, value) -> float:
+    """`value` if it is a finite number above 0, else `ValueError` naming it."""
+    if isinstance(value, bool | str) or not (0 < value and math.isfinite(value)):
+        raise ValueError(f"{name}={value!r} must be a number greater than 0.")
     return value

@@ -1,12 +1,13 @@
 """What a forward pass costs, in closed form: floating point operations, bytes read and written, memory held.
 
 A multiply and an add count as two operations, as everywhere in this field. Norms, softmax and activations are left
-out: they are well below one percent of a decoder's operations. `torch.utils.flop_counter` counts the same way.
+out: they are well below one percent of a decoder's operations. `torch.utils.flop_counter` counts the same way where
+attention runs as plain matrix products (`SDPBackend.MATH`; the CPU's fused attention it does not see at all).
 """
 
 from typing import NamedTuple
 
-from kvcourse.config import ModelConfig
+from kvcourse.config import ModelConfig, require_number, require_whole
 
 
 class Flops(NamedTuple):
@@ -40,6 +41,7 @@ def flops(config: ModelConfig, new_tokens: int, context: int = 0, batch_size: in
     full rectangle of new tokens x all tokens, masked part included, as the flop counter does; a kernel that skips
     the masked half of a long prefill does about half of it. `last_only` runs the head for one row of each text.
     """
+    new_tokens, context, batch_size = require_pass(new_tokens, context, batch_size)
     c, rows = config, batch_size * new_tokens
     q_size, kv_size = c.n_heads * c.d_head, c.n_kv_heads * c.d_head
     layer = c.d_model * (q_size + 2 * kv_size) + q_size * c.d_model + 3 * c.d_model * c.d_ff
@@ -63,13 +65,14 @@ def parameters(config: ModelConfig) -> int:
 
 def weight_bytes(config: ModelConfig, bits: float = 16) -> int:
     """Bytes of memory for the weights at `bits` each."""
-    return int(parameters(config) * bits / 8)
+    return int(parameters(config) * require_number("bits", bits) / 8)
 
 
 def cache_bytes(config: ModelConfig, seq_len: int, batch_size: int = 1, bits: float = 16) -> int:
     """Bytes of keys and values: 2 x layers x KV heads x d_head x tokens x texts x bytes a number."""
+    seq_len, batch_size = require_whole("seq_len", seq_len, least=0), require_whole("batch_size", batch_size)
     numbers = 2 * config.n_layers * config.n_kv_heads * config.d_head * seq_len * batch_size
-    return int(numbers * bits / 8)
+    return int(numbers * require_number("bits", bits) / 8)
 
 
 def bytes_moved(config: ModelConfig, new_tokens: int, context: int = 0, batch_size: int = 1, bits: float = 16) -> Bytes:
@@ -78,10 +81,20 @@ def bytes_moved(config: ModelConfig, new_tokens: int, context: int = 0, batch_si
     All weights are read once, except that of an untied embedding only the new tokens' rows are read. Activations
     stay in the processor's own memory and are not counted.
     """
+    new_tokens, context, batch_size = require_pass(new_tokens, context, batch_size)
     rows = batch_size * new_tokens
     unread = 0 if config.tie_embeddings else (config.vocab_size - min(rows, config.vocab_size)) * config.d_model
     return Bytes(
         weights=weight_bytes(config, bits) - int(unread * bits / 8),
         cache_read=cache_bytes(config, context, batch_size, bits),
         cache_written=cache_bytes(config, new_tokens, batch_size, bits),
+    )
+
+
+def require_pass(new_tokens, context, batch_size) -> tuple[int, int, int]:
+    """The three as Python ints (those of NumPy overflow without a word), or `ValueError`."""
+    return (
+        require_whole("new_tokens", new_tokens),
+        require_whole("context", context, least=0),
+        require_whole("batch_size", batch_size),
     )

@@ -32,7 +32,7 @@ def placement() -> Placement:
 def resolve(device=None, dtype=None) -> tuple[torch.device, torch.dtype]:
     """Fill in what was not given: the default device, and the default dtype of the device in use."""
     default = placement()
-    device = torch.device(device) if device is not None else default.device
+    device = default.device if device is None else as_device(device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     if dtype is None:
@@ -40,10 +40,26 @@ def resolve(device=None, dtype=None) -> tuple[torch.device, torch.dtype]:
     return device, as_dtype(dtype)
 
 
+def as_device(device: torch.device | str) -> torch.device:
+    """A device that this machine has (or `meta`: shapes without memory), else `ValueError`."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda", "meta"):
+        raise ValueError(f'device={device!r} is none the course runs on: use "cpu" or "cuda".')
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f'device={device!r}: PyTorch finds no CUDA device here; use "cpu".')
+    return found
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """A floating point dtype, given as such or by its name: "float32", "bfloat16" ...; else `ValueError`."""
+    """A dtype the course computes in, given as such or by its name ("float32", "bfloat16", ...), else `ValueError`."""
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    if found not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is none the course computes in: use float32, bfloat16, float16 or float64.")
     return found
 

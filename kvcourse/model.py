@@ -96,13 +96,13 @@ class Transformer(nn.Module):
         what `cache` holds (from 0 without one). With `last_only` the head runs for the last real token of each
         row alone: `(B, 1, vocab_size)`. Raises `ValueError` on bad tokens, positions or a cache of another model.
         """
-        self.check_tokens(tokens)
+        tokens = self.check_tokens(tokens)
         cache = NoCache(self.config, tokens.shape[0]) if cache is None else cache
         cache.check_fits(self.config, tokens.shape[0], self.dtype, self.device)
         positions = cache.next_positions(tokens.shape[1]) if positions is None else positions.cpu()
         self.check_positions(tokens, positions)
         with cache.step(positions) as step:
-            x = self.embed_tokens(tokens.to(self.device))
+            x = self.embed_tokens(tokens)
             cos, sin = rotary_tables(positions.to(self.device), self.config.d_head, self.config.rope_theta)
             for index, layer in enumerate(self.layers):
                 x = layer(x, index, (cos, sin), step)
@@ -116,23 +116,34 @@ class Transformer(nn.Module):
         weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         return nn.functional.linear(x, weight)
 
-    def check_tokens(self, tokens: Tensor) -> None:
-        """Raise `ValueError` unless tokens is `(B, T)`, not empty, and every id is in the vocabulary."""
-        if tokens.ndim != 2 or tokens.numel() == 0:
-            raise ValueError(f"tokens must have shape (B, T) with B and T at least 1, got {tuple(tokens.shape)}.")
+    def check_tokens(self, tokens: Tensor) -> Tensor:
+        """Tokens as int64 on the model's device; `ValueError` unless they are `(B, T)`, not empty, and every id is in
+        the vocabulary."""
+        if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.numel() == 0:
+            given = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise ValueError(f"tokens must be a tensor (B, T) with B and T at least 1, got {given}.")
         if tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(f"tokens must be whole numbers (int64), got {tokens.dtype}.")
+        tokens = tokens.long()
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= self.config.vocab_size:
             raise ValueError(
                 f"Token id {low if low < 0 else high} is outside the vocabulary: ids go from 0 to "
                 f"{self.config.vocab_size - 1}."
             )
+        return tokens.to(self.device)
 
     def check_positions(self, tokens: Tensor, positions: Tensor) -> None:
-        """Raise `ValueError` unless positions match the tokens and the model was made for texts that long."""
-        if positions.shape != tokens.shape:
-            raise ValueError(f"positions {tuple(positions.shape)} must match tokens {tuple(tokens.shape)}.")
+        """Raise `ValueError` unless positions match the tokens, padding (-1) stands on the right, and the model was
+        made for texts that long."""
+        if positions.shape != tokens.shape or positions.dtype not in (torch.int64, torch.int32):
+            raise ValueError(
+                f"positions must be whole numbers in the shape of tokens {tuple(tokens.shape)}, "
+                f"got {positions.dtype} {tuple(positions.shape)}."
+            )
+        after_padding = (positions[:, 1:] != PADDING) & (positions[:, :-1] == PADDING)
+        if int(positions.min()) < PADDING or after_padding.any():
+            raise ValueError("positions must be 0 or more, with -1 only for padding, and padding only on the right.")
         if int(positions.max()) >= self.config.max_seq_len:
             raise ValueError(
                 f"Position {int(positions.max())} is past the model's context of {self.config.max_seq_len} tokens: "

@@ -1,7 +1,11 @@
 """From scores to a token: greedy, or drawn at random with temperature, top-k and top-p."""
 
+import math
+
 import torch
 from torch import Tensor
+
+from kvcourse.config import require_whole
 
 
 class Sampler:
@@ -17,29 +21,33 @@ class Sampler:
     """
 
     def __init__(self, temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None, seed=None):
-        if not 0 <= temperature < float("inf"):
-            raise ValueError(f"temperature={temperature} must be 0 (greedy) or a positive number.")
-        if top_k is not None and (not isinstance(top_k, int) or top_k < 0):
-            raise ValueError(f"top_k={top_k} must be a whole number of at least 1, or None to keep every token.")
-        if top_p is not None and not 0 < top_p <= 1:
-            raise ValueError(f"top_p={top_p} must be greater than 0 and at most 1.")
-        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        if isinstance(temperature, str) or not 0 <= temperature < float("inf"):
+            raise ValueError(f"temperature={temperature!r} must be 0 (greedy) or a positive number.")
+        if top_p is not None and (isinstance(top_p, str) or not 0 < top_p <= 1):
+            raise ValueError(f"top_p={top_p!r} must be greater than 0 and at most 1.")
+        self.temperature, self.top_p = temperature, top_p
+        self.top_k = None if top_k is None else require_whole("top_k", top_k, least=0)
         self.generator = torch.Generator()
         if seed is None:
             self.generator.seed()
         else:
-            self.generator.manual_seed(seed)
+            self.generator.manual_seed(require_whole("seed", seed, least=0) % 2**64)
 
     def __call__(self, logits: Tensor) -> int:
-        """Choose one token id from logits `(vocab_size,)`."""
+        """Choose one token id from logits `(vocab_size,)`. Raises `RuntimeError` when they are no numbers."""
+        best, token = logits.max(-1)
+        if not math.isfinite(best):
+            raise RuntimeError(
+                f"The highest score is {float(best)}: the model's numbers overflowed. Load it in bfloat16 or float32."
+            )
         if self.temperature == 0:
-            return int(logits.argmax())
-        probabilities = self.probabilities(logits)
-        return int(torch.multinomial(probabilities, 1, generator=self.generator))
+            return int(token)
+        return int(torch.multinomial(self.probabilities(logits), 1, generator=self.generator))
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """The distribution drawn from, `(vocab_size,)` float32 on the CPU: the same draw on every device."""
-        logits = logits.float().cpu()
+        """The distribution drawn from, `(vocab_size,)`: on the CPU, so that every device draws the same, and in
+        float64, since the sum of a vocabulary of small numbers must reach `top_p` at the right one."""
+        logits = logits.double().cpu()
         scores = (logits - logits.max()) / self.temperature  # at most 0: a tiny temperature cannot overflow
         if self.top_k and self.top_k < len(scores):
             kept = scores.topk(self.top_k).indices

@@ -8,6 +8,7 @@ model needs: control tokens, the chat template, and decoding one token at a time
 import codecs
 import re
 from collections.abc import Iterable
+from operator import index
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -89,7 +90,7 @@ class Tokenizer:
 
     def bytes_of(self, id: int, special: bool = False) -> bytes:
         """The UTF-8 bytes of one token (perhaps not a whole character); none for a control token unless `special`."""
-        id = int(id)
+        id = index(id)  # not int(): a float is an error, not cut off
         if not 0 <= id < self.vocab_size:
             raise ValueError(f"Token id {id} is outside the vocabulary: ids go from 0 to {self.vocab_size - 1}.")
         return b"" if not special and self.tokens[id] in self.control else self.token_bytes[id]

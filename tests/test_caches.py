@@ -109,6 +109,26 @@ def test_an_error_inside_a_step_leaves_the_cache_as_it_was(model, monkeypatch):
     assert largest_difference(rest, model(torch.tensor([row]))[0, 8:]) < 1e-4
 
 
+def test_a_failed_step_leaves_no_poison(model, monkeypatch):
+    """Numbers of a failed step lie behind a shorter row, where a later step masks them: 0 x NaN would be NaN."""
+    cache = kv.DenseCache(model.config, batch_size=2, max_len=32, device="cpu", dtype=torch.float32)
+    with monkeypatch.context() as patch:
+        patch.setattr(model.layers[1].mlp, "forward", lambda x: 1 / 0)
+        patch.setattr(model.embed_tokens, "forward", lambda tokens: torch.full((*tokens.shape, 64), torch.nan))
+        with pytest.raises(ZeroDivisionError):
+            model(random_tokens(2, 9), cache=cache)
+    rows = [random_tokens(8).tolist(), random_tokens(2, seed=3).tolist()]
+    for row, logits in zip(rows, feed(model, cache, rows, [8]), strict=True):
+        assert largest_difference(logits, model(torch.tensor([row]))[0]) < 1e-4
+
+
+def test_a_cache_made_in_inference_mode_works_outside(model):
+    with torch.inference_mode():
+        cache = kv.DenseCache(model.config, max_len=8, device="cpu", dtype=torch.float32)
+    model(random_tokens(1, 4), cache=cache)
+    assert cache.lengths == [4]
+
+
 def test_reset_forgets_even_poison(model):
     """After a text that overflowed to NaN the next one must be clean, the slots behind shorter rows included."""
     cache = kv.DenseCache(model.config, batch_size=2, max_len=32, device="cpu", dtype=torch.float32)
@@ -168,6 +188,8 @@ def test_cache_of_another_model_batch_or_dtype_is_refused(model):
         model(tokens, cache=make(device="meta"))
     with pytest.raises(ValueError, match="holds 2 rows of text, but 1 were given; make one with batch_size=1"):
         model(tokens, cache=make(batch_size=2))
+    with pytest.raises(ValueError, match="takes .* GB, which could not be had on cpu: give a smaller max_len"):
+        make(max_len=10**15)
     for bad in ({"max_len": 0}, {"batch_size": -1}, {"max_len": 2.5}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             make(**bad)

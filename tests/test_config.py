@@ -37,6 +37,14 @@ def test_odd_head_size_and_uneven_width_are_refused():
 
 
 @pytest.mark.parametrize("name", ["rope_theta", "norm_eps"])
-def test_constants_must_be_positive(name):
+@pytest.mark.parametrize("value", [0.0, -1, float("inf"), float("nan"), "1e4"])
+def test_constants_must_be_positive_numbers(name, value):
     with pytest.raises(ValueError, match=name):
-        kv.ModelConfig(**SIZES, **{name: 0.0})
+        kv.ModelConfig(**SIZES, **{name: value})
+
+
+def test_numpy_integers_become_ints():
+    import numpy as np
+
+    config = kv.ModelConfig(**{name: np.int32(size) for name, size in SIZES.items()})
+    assert config == kv.ModelConfig(**SIZES) and type(config.d_head) is int

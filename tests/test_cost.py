@@ -84,3 +84,23 @@ def test_bytes_moved_by_hand():
     assert moved.total == moved.weights + moved.cache_read + moved.cache_written
     tied = small_config(tie_embeddings=True)
     assert kv.bytes_moved(tied, 1, bits=32).weights == kv.weight_bytes(tied, 32)
+
+
+def test_sizes_out_of_range_are_refused_and_numpy_integers_do_not_wrap_around():
+    import numpy as np
+
+    config = small_config()
+    for call, message in [
+        (lambda: kv.flops(config, 0), "new_tokens=0"),
+        (lambda: kv.flops(config, 2.5), "new_tokens=2.5"),
+        (lambda: kv.flops(config, 1, -9), "context=-9"),
+        (lambda: kv.bytes_moved(config, 1, 0, batch_size=0), "batch_size=0"),
+        (lambda: kv.cache_bytes(config, -1), "seq_len=-1"),
+        (lambda: kv.cache_bytes(config, 1, bits=0), "bits=0"),
+        (lambda: kv.weight_bytes(config, bits=float("nan")), "bits=nan"),
+        (lambda: kv.DenseCache.bytes_for(config, dtype="int8"), "dtype='int8'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert kv.flops(SMOLLM2, np.int32(512)) == kv.flops(SMOLLM2, 512)
+    assert kv.cache_bytes(SMOLLM2, np.int32(500_000)) == 11_520_000_000

@@ -41,6 +41,15 @@ def test_without_cuda_the_cpu_in_float32(monkeypatch):
 
 def test_dtype_may_be_given_by_name_and_unknown_names_are_refused():
     assert device.resolve("cpu", "bfloat16")[1] == torch.bfloat16
-    for bad in ("float12", "nn", "int64", 3):
+    for bad in ("float12", "nn", "int64", "float8_e4m3fn", 3):
         with pytest.raises(ValueError, match=f"{bad!r}.*float32"):
             device.resolve("cpu", bad)
+
+
+def test_devices_that_are_not_here_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for bad in ("gpu", "mps", "nonsense:7"):
+        with pytest.raises(ValueError, match=f"device='{bad}' is none the course runs on"):
+            device.resolve(bad)
+    with pytest.raises(ValueError, match="finds no CUDA device here"):
+        device.resolve("cuda")

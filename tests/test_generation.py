@@ -56,7 +56,8 @@ def test_prompts_may_be_lists_tensors_or_arrays(model):
     expected = kv.generate(model, ids, 5).ids
     for prompt in (torch.tensor(ids), np.array(ids), [np.int64(i) for i in ids]):
         assert kv.generate(model, prompt, 5).ids == expected
-    for batch in ([ids], torch.tensor([ids]), [torch.tensor(ids)]):
+    assert kv.generate(model, iter(ids), np.int64(5), seed=np.int64(1)).ids == expected
+    for batch in ([ids], torch.tensor([ids]), [torch.tensor(ids)], (row for row in [ids])):
         assert [g.ids for g in kv.generate(model, batch, 5)] == [expected]
 
 
@@ -82,7 +83,9 @@ def test_exact_fit_and_one_token_more(model, monkeypatch):
     assert cache.lengths == [16]
     cache.reset()
     monkeypatch.setattr(kv.Transformer, "forward", lambda *a, **k: pytest.fail("refused before any work"))
-    with pytest.raises(ValueError, match="0 tokens held \\+ 10 of prompt \\+ 8 new - 1 = 17 tokens.*the cache.*16"):
+    with pytest.raises(
+        ValueError, match="0 tokens held, 10 of prompt and 8 new ones need 17 places .*the cache has room for 16"
+    ):
         kv.generate(model, [1] * 10, 8, cache=cache)
     for make in (kv.generate, kv.generate_naive):
         with pytest.raises(ValueError, match="the model's context has room for 256"):
@@ -140,6 +143,8 @@ def test_stop_ids_end_each_row_by_itself(model):
             assert g.ids == whole.ids[:end] and len(g.arrivals) == end
             assert g.stop_reason == ("stop" if stop in whole.ids else "length")
     assert ends[0] <= 5 and ends[0] != ends[1]
+    for form in (torch.tensor([stop]), np.array([stop]), (stop,), {stop}):
+        assert kv.generate(model, prompts[0], 20, stop_ids=form).ids == free[0].ids[: ends[0]]
     first = kv.generate(model, prompts[0], 20, stop_ids={free[0].ids[0]})
     assert len(first.ids) == 1 and first.stop_reason == "stop"
 
@@ -164,8 +169,15 @@ def test_seeds_belong_to_rows(model):
     [
         ([], "Prompt 0 is empty"),
         ([[1], []], "Prompt 1 is empty"),
-        ([1, 97], "Token id 97 in prompt 0 is outside the vocabulary of 97"),
+        ([1, 97], "Token id 97 in prompt 0 is outside the vocabulary: ids go from 0 to 96"),
         ([-1], "Token id -1"),
+        ("why", "must be token ids.*got 'why'. For text, use lm.stream"),
+        (5, "must be token ids"),
+        (None, "must be token ids"),
+        (torch.tensor(5), "must be token ids"),
+        ([1.5], "prompt 0 must be a list of token ids|prompt must be"),
+        ([[1], [1.5]], "prompt 1 must be a list of token ids, whole numbers"),
+        ([1, [2]], "prompt 0 must be a list of token ids"),
         (torch.zeros(0, dtype=torch.int64), "Prompt 0 is empty"),
     ],
 )
@@ -179,12 +191,46 @@ def test_bad_options_are_refused(model):
     for n in (-1, 2.5, True, None):
         with pytest.raises(ValueError, match="max_new_tokens="):
             kv.generate(model, [1], n)
-    with pytest.raises(TypeError, match="float"):
-        kv.generate(model, [1.5], 3)
-    with pytest.raises(TypeError, match="cache"):  # it would not be used
+    with pytest.raises(TypeError, match="takes no cache"):  # it would not be used
         kv.generate_naive(model, [1], 3, cache=cache_for(model))
+    for stop_ids in ("32", ["32"], [97], [-1], 5, [1.0]):
+        with pytest.raises(ValueError, match="stop_ids"):
+            kv.generate(model, [1, 2], 3, stop_ids=stop_ids)
+    for cache in (kv.NoCache(model.config), "dense", kv.DenseCache):
+        with pytest.raises(ValueError, match="keeps no tokens"):
+            kv.generate(model, [1, 2], 3, cache=cache)
     for options in ({"temperature": -1}, {"top_p": 0}, {"top_k": -1}, {"prefill_chunk": 0}):
         with pytest.raises(ValueError, match=next(iter(options))):
             kv.generate(model, [1, 2], 3, **options)
     with pytest.raises(ValueError, match="holds 2 rows of text, but 1 were given"):
         kv.generate(model, [1], 3, cache=cache_for(model, batch_size=2))
+
+
+def test_prefill_is_checked_before_any_work(model):
+    cache = cache_for(model, max_len=4, batch_size=2)
+    for prompts, message in [
+        ([[], [1, 2]], "Prompt 0 is empty"),
+        ([[1.7], [2]], "prompt 0 must be a list of token ids"),
+        ([[1] * 5, [2]], "5 of prompt.*room for 4"),
+        ([[1], [2], [3]], "holds 2 rows of text, but 3 were given"),
+        ([], "Prompt 0 is empty"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            kv.prefill(model, prompts, cache, chunk=2)
+    assert cache.lengths == [0, 0]
+
+
+@pytest.mark.parametrize("disturb", [lambda c, m: c.reset(), lambda c, m: m(torch.tensor([[3]]), cache=c)])
+def test_a_cache_used_by_somebody_else_is_noticed(model, disturb):
+    """Two answers on one cache would mix; without the check they do so silently."""
+    cache = cache_for(model, max_len=64)
+    with pytest.raises(RuntimeError, match="give each text its own"):
+        kv.generate(model, [1, 2, 3], 6, cache=cache, on_token=lambda row, token: disturb(cache, model))
+
+
+def test_numbers_that_overflowed_are_not_turned_into_tokens(model):
+    broken = small_model()
+    broken.embed_tokens.weight[7] = torch.inf
+    for options in ({}, {"temperature": 1.0}):
+        with pytest.raises(RuntimeError, match="overflowed"):
+            kv.generate(broken, [7, 1], 3, **options)

@@ -9,9 +9,9 @@ import kvcourse as kv
 from kvcourse.generation import pad
 
 ENGLISH = """The baker starts at four in the morning. He weighs the flour, warms the water, and lets the dough rest
-while he sweeps the floor. By six the first loaves are in the oven, and the street begins to smell of bread. At seven he opens
-the door. An old woman with a blue scarf is always the first: she buys two rolls, counts out the coins one by one, and
-tells him what the weather will be. She is wrong about half of the time, and neither of them minds."""
+while he sweeps the floor. By six the first loaves are in the oven, and the street begins to smell of bread. At seven
+he opens the door. An old woman with a blue scarf is always the first: she buys two rolls, counts out the coins one by
+one, and tells him what the weather will be. She is wrong about half of the time, and neither of them minds."""
 
 SHAPES = {
     "gqa 8/2": {},
@@ -112,7 +112,7 @@ def test_half_precision_is_finite_with_padding_and_close(dtype):
 def test_bad_tokens_and_positions_are_refused():
     model = small_model()
     for tokens, message in [
-        (torch.zeros(5, dtype=torch.int64), r"shape \(B, T\)"),
+        (torch.zeros(5, dtype=torch.int64), r"a tensor \(B, T\)"),
         (torch.zeros(1, 0, dtype=torch.int64), "at least 1"),
         (torch.zeros(1, 5), "whole numbers"),
         (torch.tensor([[3, 97]]), "97 is outside the vocabulary: ids go from 0 to 96"),
@@ -121,8 +121,25 @@ def test_bad_tokens_and_positions_are_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             model(tokens)
-    with pytest.raises(ValueError, match="must match tokens"):
-        model(torch.zeros(1, 3, dtype=torch.int64), positions=torch.zeros(1, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="a tensor .* got list"):
+        model([[1, 2]])
+    tokens = torch.zeros(1, 4, dtype=torch.int64)
+    for positions, message in [
+        ([[0, 1]], r"in the shape of tokens \(1, 4\)"),
+        ([[0.0, 1.0, 2.0, 3.5]], "whole numbers"),
+        ([[-1, -1, 0, 1]], "padding only on the right"),
+        ([[0, 1, -1, 2]], "padding only on the right"),
+        ([[-5, -4, -3, -2]], "0 or more"),
+        ([[0, 1, 2, -3]], "0 or more"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            model(tokens, positions=torch.tensor(positions))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_tokens_of_any_integer_type(dtype):
+    model, tokens = small_model(), random_tokens(1, 5)
+    assert torch.equal(model(tokens.to(dtype)), model(tokens))
 
 
 def test_no_parameter_asks_for_gradients_and_names_are_those_of_the_checkpoints():

@@ -19,7 +19,7 @@ FLOORS = [
     {"caches"},
     {"model"},
     {"weights", "sampling", "metrics"},
-    {"generation"},
+    {"texts", "generation"},
     {"lm", "results"},
     {"plots", "widgets", "check", "notebooks"},
     {"cli"},

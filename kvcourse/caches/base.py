@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from kvcourse.config import ModelConfig, require_positive
+from kvcourse.config import ModelConfig, require_whole
 
 
 class Step(ABC):
@@ -30,13 +30,15 @@ class Step(ABC):
 class Cache(ABC):
     """Keys and values of the tokens seen so far, for `batch_size` rows of text.
 
-    `lengths` has one number for each row: how many tokens it holds. `length` is the longest.
+    `lengths` has one number for each row: how many tokens it holds. `length` is the longest. `max_len` is how many
+    a row can hold.
     """
 
     def __init__(self, config: ModelConfig, batch_size: int = 1):
         self.config = config
-        self.batch_size = require_positive("batch_size", batch_size)
-        self.lengths = [0] * batch_size
+        self.batch_size = require_whole("batch_size", batch_size)
+        self.max_len = config.max_seq_len
+        self.lengths = [0] * self.batch_size
 
     @property
     def length(self) -> int:
@@ -56,12 +58,20 @@ class Cache(ABC):
     def step(self, positions: Tensor) -> Iterator[Step]:
         """One forward pass over new tokens at `positions` `(B, T)` on the CPU, -1 for padding."""
         lengths = [length + new for length, new in zip(self.lengths, self.count_new(positions), strict=True)]
-        yield self.begin(positions)
-        self.lengths = lengths  # not reached when the block raises
+        try:
+            yield self.begin(positions)
+        except BaseException:
+            self.wipe()
+            raise
+        self.lengths = lengths
 
     def reset(self) -> None:
         """Forget every token. The memory stays allocated."""
         self.lengths = [0] * self.batch_size
+        self.wipe()
+
+    def wipe(self) -> None:  # noqa: B027 (a cache that keeps nothing has nothing to clear)
+        """Clear what was written beyond `lengths`. A masked key counts with weight 0, but 0 x NaN is NaN."""
 
     def next_positions(self, new_tokens: int) -> Tensor:
         """Positions `(B, T)` of `new_tokens` further tokens in each row."""
@@ -81,7 +91,11 @@ class Cache(ABC):
         return counts.tolist()
 
     def check_fits(self, config: ModelConfig, batch_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Raise `ValueError` unless this cache was made for such a model and so many rows of text."""
+        """Raise `ValueError` unless this cache was made for such a model and so many rows of text.
+
+        Weights are not compared: whoever fills a cache with one model and reads it with another of the same shape
+        gets nonsense.
+        """
         if config != self.config:
             mine, theirs = vars(self.config), vars(config)
             names = ", ".join(f"{n}={mine[n]} here, {theirs[n]} in the model" for n in mine if mine[n] != theirs[n])

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from kvcourse.caches.base import Cache, Step
-from kvcourse.config import ModelConfig, require_positive
-from kvcourse.device import resolve
+from kvcourse.config import ModelConfig, require_whole
+from kvcourse.cost import cache_bytes
+from kvcourse.device import as_dtype, resolve
 from kvcourse.layers import attention, visible
 
 
@@ -21,29 +22,36 @@ class DenseCache(Cache):
 
     def __init__(self, config: ModelConfig, batch_size: int = 1, max_len: int | None = None, dtype=None, device=None):
         super().__init__(config, batch_size)
-        self.max_len = require_positive("max_len", config.max_seq_len if max_len is None else max_len)
+        self.max_len = require_whole("max_len", config.max_seq_len if max_len is None else max_len)
         self.device, self.dtype = resolve(device, dtype)
-        shape = (config.n_layers, batch_size, config.n_kv_heads, self.max_len, config.d_head)
-        self.keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        self.values = torch.zeros_like(self.keys)
+        shape = (config.n_layers, self.batch_size, config.n_kv_heads, self.max_len, config.d_head)
+        try:
+            with torch.inference_mode(False):  # usable in and out of inference mode, wherever it is made
+                self.keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
+                self.values = torch.zeros_like(self.keys)
+        except (RuntimeError, TypeError) as error:  # what PyTorch raises depends on how far too large it is
+            size = self.bytes_for(config, batch_size, self.max_len, self.dtype) / 1e9
+            raise ValueError(
+                f"A cache for {self.batch_size} x {self.max_len:,} tokens takes {size:,.1f} GB, which could not be had "
+                f"on {self.device}: give a smaller max_len or batch_size."
+            ) from error
         self.written = 0  # slots that hold numbers, those of a step that failed included
 
     @staticmethod
     def bytes_for(config: ModelConfig, batch_size: int = 1, max_len: int | None = None, dtype=torch.float32) -> int:
         """Bytes such a cache allocates: keys and values of every layer, key/value head and slot."""
         slots = config.max_seq_len if max_len is None else max_len
-        return 2 * config.n_layers * batch_size * config.n_kv_heads * slots * config.d_head * dtype.itemsize
+        return cache_bytes(config, slots, batch_size, bits=8 * as_dtype(dtype).itemsize)
 
     @property
     def nbytes(self) -> int:
         return self.keys.untyped_storage().nbytes() + self.values.untyped_storage().nbytes()
 
-    def reset(self) -> None:
-        """Forget every token. Old numbers are wiped too: a masked key counts with weight 0, but 0 x NaN is NaN."""
-        self.keys[:, :, :, : self.written] = 0
-        self.values[:, :, :, : self.written] = 0
-        self.written = 0
-        super().reset()
+    def wipe(self) -> None:
+        for row, length in enumerate(self.lengths):
+            self.keys[:, row, :, length : self.written] = 0
+            self.values[:, row, :, length : self.written] = 0
+        self.written = self.length
 
     def begin(self, positions: Tensor) -> Step:
         needed = int(positions.max()) + 1
