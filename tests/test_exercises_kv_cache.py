@@ -1,0 +1,287 @@
+"""The exercises of notebook 02: worked answers and other right ways pass, the usual mistakes are named."""
+
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+
+import kvcourse as kv
+from kvcourse.notebooks.exercises import solution, stub
+
+NOTEBOOK = "02_kv_cache"
+EXERCISES = ["append", "bytes_copied", "cached_generate", "next_positions", "chunk_mask"]
+
+
+def learner(code: str):
+    """The function defined by `code`, in a namespace of its own, as in a learner's notebook."""
+    namespace = {"torch": torch, "np": np, "kv": kv}
+    exec(textwrap.dedent(code), namespace)
+    return [value for value in namespace.values() if hasattr(value, "__code__")][-1]
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_the_worked_answer_is_right(name):
+    verdict = getattr(kv.check, name)(solution(NOTEBOOK, name))
+    assert (verdict.status, verdict.message) == ("right", "")
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_the_stub_is_not_attempted(name):
+    assert getattr(kv.check, name)(stub(NOTEBOOK, name)).status == "not attempted"
+
+
+RIGHT = {
+    "append": [
+        """
+        def append(keys, new, length):
+            count = new.shape[2]
+            if length + count > keys.shape[2]:
+                raise IndexError("full")
+            for i in range(count):
+                keys[:, :, length + i] = new[:, :, i]
+            return keys.narrow(2, 0, length + count)
+        """,
+        """
+        def append(keys, new, length):
+            memory, count = keys.numpy(), new.shape[2]
+            if memory.shape[2] - length < count:
+                raise ValueError("no room")
+            memory[:, :, length : length + count] = new.numpy()
+            return memory[:, :, : length + count]
+        """,
+    ],
+    "bytes_copied": [
+        """
+        def bytes_copied(n, token_bytes):
+            return sum(range(1, n + 1)) * token_bytes, sum(token_bytes for _ in range(n))
+        """,
+        """
+        def bytes_copied(n, token_bytes):
+            steps = np.arange(1, n + 1, dtype=np.float64)
+            return np.sum(steps * token_bytes), float(n) * token_bytes
+        """,
+    ],
+    "next_positions": [
+        """
+        def next_positions(lengths, new):
+            out = torch.full((len(lengths), max(new)), -1)
+            for i, (held, count) in enumerate(zip(lengths, new)):
+                for j in range(count):
+                    out[i, j] = held + j
+            return out
+        """,
+        """
+        def next_positions(lengths, new):
+            offsets = np.arange(max(new))[None]
+            return np.where(offsets < np.array(new)[:, None], np.array(lengths)[:, None] + offsets, -1)
+        """,
+    ],
+    "chunk_mask": [
+        """
+        def chunk_mask(context, new):
+            return torch.ones(new, context + new).tril(diagonal=context).bool()
+        """,
+        """
+        def chunk_mask(context, new):
+            return np.array([[key <= context + query for key in range(context + new)] for query in range(new)])
+        """,
+    ],
+    "cached_generate": [
+        """
+        def cached_generate(model, prompt, n):
+            cache = kv.DenseCache(model.config, dtype=model.dtype, device=model.device)
+            logits = kv.prefill(model, [prompt], cache)
+            ids = [logits[0, 0].argmax().item()]
+            for _ in range(n - 1):
+                position = torch.tensor([[cache.length]])
+                logits = model(torch.tensor([ids[-1:]]), positions=position, cache=cache, last_only=True)
+                ids.append(logits[0, 0].argmax().item())
+            return ids
+        """,
+        """
+        def cached_generate(model, prompt, n):
+            cache = kv.DenseCache(model.config, dtype=model.dtype, device=model.device)
+            for token in prompt:
+                logits = model(torch.tensor([[token]]), cache=cache)
+            ids = torch.zeros(n, dtype=torch.int64)
+            for i in range(n):
+                ids[i] = int(np.argmax(logits[0, -1].double().cpu().numpy()))
+                if i < n - 1:
+                    logits = model(ids[i].view(1, 1), cache=cache)
+            return ids
+        """,
+    ],
+}
+
+
+@pytest.mark.parametrize("name, code", [(name, code) for name, codes in RIGHT.items() for code in codes])
+def test_other_ways_are_right(name, code):
+    verdict = getattr(kv.check, name)(learner(code))
+    assert (verdict.status, verdict.message) == ("right", "")
+
+
+LOOP = """
+def cached_generate(model, prompt, n):
+    cache = kv.DenseCache(model.config, dtype=model.dtype, device=model.device)
+    feed, ids = list(prompt), []
+    for _ in range(n):
+        logits = model(torch.tensor([feed]), cache=cache)
+        ids.append(int(logits[0, -1].argmax()))
+        feed = ids[-1:]
+    return ids
+"""
+APPEND = """
+def append(keys, new, length):
+    stop = length + new.shape[2]
+    if stop > keys.shape[2]:
+        raise ValueError("full")
+    keys[:, :, length:stop] = new
+    return keys[:, :, :stop]
+"""
+POSITIONS = """
+def next_positions(lengths, new):
+    offsets = torch.arange(max(new))
+    positions = torch.tensor(lengths)[:, None] + offsets
+    return positions.masked_fill(offsets >= torch.tensor(new)[:, None], -1)
+"""
+MASK = """
+def chunk_mask(context, new):
+    return torch.ones(new, context + new).tril(diagonal=context).bool()
+"""
+COPIED = "def bytes_copied(n, token_bytes):\n    return {}"
+
+WRONG = [
+    # (exercise, what is replaced in a right answer, by what, what the message must name)
+    ("append", APPEND, ("return keys[:, :, :stop]", "return keys"), "every slot"),
+    ("append", APPEND, ("length:stop", "length - 1:stop - 1"), "over the last token"),
+    ("append", APPEND, ("length:stop", "length + 1:stop + 1"), "leaves a slot free|it raises"),
+    ("append", APPEND, ("keys[:, :, length:stop] = new", "keys[:, :, :new.shape[2]] = new"), "from slot 0"),
+    ("append", APPEND, ("return keys[:, :, :stop]", "return new"), "new tokens alone"),
+    ("append", APPEND, ("return keys[:, :, :stop]", "return keys[:, :, :length]"), "held before"),
+    ("append", APPEND, ("return keys[:, :, :stop]", "return keys[:, :, :stop].clone()"), "is a copy"),
+    (
+        "append",
+        APPEND,
+        ("keys[:, :, length:stop] = new", "return torch.cat((keys[:, :, :length], new), dim=2)"),
+        "`keys` was left as it was",
+    ),
+    ("append", APPEND, ("stop > keys.shape[2]", "False"), "lost without a word"),
+    ("append", APPEND, ("stop > keys.shape[2]", "length >= keys.shape[2]"), "ends in RuntimeError"),
+    ("append", APPEND, ("length:stop] = new", "length:] = new[:, :, -1:]"), "slots behind|first difference"),
+    ("bytes_copied", COPIED.format("n * (n - 1) // 2 * token_bytes, n * token_bytes"), None, "the new one too"),
+    ("bytes_copied", COPIED.format("n * n * token_bytes, n * token_bytes"), None, "each step as the longest"),
+    ("bytes_copied", COPIED.format("n * token_bytes, n * (n + 1) // 2 * token_bytes"), None, "swapped"),
+    ("bytes_copied", COPIED.format("n * token_bytes, n * token_bytes"), None, "last step alone"),
+    ("bytes_copied", COPIED.format("n * (n + 1) // 2, n"), None, "tokens, not bytes"),
+    ("bytes_copied", COPIED.format("n * (n + 1) // 2 * token_bytes, token_bytes"), None, "one step"),
+    ("bytes_copied", COPIED.format("n * (n + 1) // 2 * token_bytes"), None, "expected 2 values"),
+    (
+        "next_positions",
+        POSITIONS,
+        ("torch.tensor(lengths)[:, None]", "max(lengths) * torch.ones(len(lengths), 1).long()"),
+        "each row has a length of its own",
+    ),
+    ("next_positions", POSITIONS, ("torch.tensor(lengths)", "0 * torch.tensor(lengths)"), "starts at 0 again"),
+    ("next_positions", POSITIONS, ("torch.tensor(lengths)", "(torch.tensor(lengths) - 1)"), "one too low"),
+    ("next_positions", POSITIONS, ("torch.tensor(lengths)", "(torch.tensor(lengths) + 1)"), "one too high"),
+    ("next_positions", POSITIONS, ("offsets >= torch.tensor(new)[:, None]", "offsets < 0"), "goes on counting"),
+    ("next_positions", POSITIONS, ("None], -1)", "None], 0)"), "a real position"),
+    (
+        "next_positions",
+        POSITIONS,
+        ("offsets >= torch.tensor(new)[:, None], -1)", "offsets >= torch.tensor(new)[:, None], -1).T"),
+        "expected the shape",
+    ),
+    ("chunk_mask", MASK, ("diagonal=context", "diagonal=0"), "top left"),
+    ("chunk_mask", MASK, ("diagonal=context", "diagonal=context - 1"), "does not see itself"),
+    ("chunk_mask", MASK, ("diagonal=context", "diagonal=context + 1"), "comes after it"),
+    ("chunk_mask", MASK, (".bool()", " == 0"), "swapped"),
+    ("chunk_mask", MASK, (".tril(diagonal=context)", ""), "those after it included"),
+    (
+        "chunk_mask",
+        MASK,
+        ("torch.ones(new, context + new).tril(diagonal=context)", "torch.ones(new, new).tril()"),
+        "keys in the cache are missing",
+    ),
+    ("chunk_mask", MASK, (".bool()", ""), "True or False"),
+    ("cached_generate", LOOP, ("feed = ids[-1:]", "feed = list(prompt) + ids"), "reads it twice"),
+    ("cached_generate", LOOP, ("feed = ids[-1:]", "feed = list(ids)"), "made so far are all fed again"),
+    ("cached_generate", LOOP, ("feed = ids[-1:]", "feed = prompt[-1:]"), "prompt's last token"),
+    ("cached_generate", LOOP, ("range(n)", "range(n - 1)"), "one token is missing"),
+    ("cached_generate", LOOP, ("range(n)", "range(n + 1)"), "one token too many"),
+    ("cached_generate", LOOP, ("return ids", "return list(prompt) + ids"), "the prompt is in the answer"),
+    ("cached_generate", LOOP, ("logits[0, -1]", "logits[0, 0]"), "scores of the first row"),
+    (
+        "cached_generate",
+        LOOP,
+        ("return ids", "model(torch.tensor([ids[-1:]]), cache=cache)\n    return ids"),
+        "one forward pass too many",
+    ),
+    (
+        "cached_generate",
+        "def cached_generate(model, prompt, n):\n    return kv.generate_naive(model, prompt, n).ids",
+        None,
+        "without the cache",
+    ),
+    (
+        "cached_generate",
+        LOOP,
+        (
+            "logits = model(torch.tensor([feed]), cache=cache)",
+            "cache.reset(); logits = model(torch.tensor([list(prompt) + ids]), cache=cache)",
+        ),
+        "feed the prompt once",
+    ),
+    (
+        "cached_generate",
+        LOOP,
+        (
+            "logits = model(torch.tensor([feed]), cache=cache)",
+            "cache.reset(); logits = model(torch.tensor([feed]), cache=cache)",
+        ),
+        "context is lost",
+    ),
+    (
+        "cached_generate",
+        LOOP,
+        ("cache=cache)", "cache=cache, positions=torch.arange(len(feed))[None])"),
+        "it raises ValueError",
+    ),
+]
+
+
+@pytest.mark.parametrize("name, code, change, phrase", WRONG)
+def test_the_usual_mistakes_are_named(name, code, change, phrase):
+    if change:
+        assert code.count(change[0]) == 1
+        code = code.replace(*change)
+    verdict = getattr(kv.check, name)(learner(code))
+    assert verdict.status == "wrong"
+    assert any(part in verdict.message for part in phrase.split("|")), verdict.message
+
+
+def test_the_changed_answers_are_right_before_the_change():
+    for name, code in {
+        "append": APPEND,
+        "next_positions": POSITIONS,
+        "chunk_mask": MASK,
+        "cached_generate": LOOP,
+    }.items():
+        assert getattr(kv.check, name)(learner(code)).status == "right"
+
+
+def test_append_by_hand():
+    keys, new = torch.zeros(1, 1, 4, 1), torch.tensor([5.0, 6.0]).reshape(1, 1, 2, 1)
+    filled = solution(NOTEBOOK, "append")(keys, new, 1)
+    assert filled.flatten().tolist() == [0, 5, 6]
+    assert keys.flatten().tolist() == [0, 5, 6, 0]
+
+
+def test_bytes_copied_by_hand():
+    assert solution(NOTEBOOK, "bytes_copied")(3, 10) == (10 + 20 + 30, 30)
+
+
+def test_positions_and_mask_by_hand():
+    assert solution(NOTEBOOK, "next_positions")([3, 7], [2, 1]).tolist() == [[3, 4], [7, -1]]
+    assert solution(NOTEBOOK, "chunk_mask")(1, 2).tolist() == [[True, True, False], [True, True, True]]
