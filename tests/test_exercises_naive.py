@@ -159,7 +159,7 @@ WRONG = {
                     logits = model(torch.tensor([prompt + made]))
                 return made
             """,
-        "tokens must have shape (B, T)": greedy(fed="").replace("[[]]", "[]"),
+        "tokens must be a tensor (B, T)": greedy(fed="").replace("[[]]", "[]"),
     },
     "rows_computed": {
         "never runs on it": "def answer(p, n): return n * p + n * (n + 1) // 2",

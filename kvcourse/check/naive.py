@@ -78,7 +78,8 @@ def greedy_until(answer):
     model, prompt, runs = tiny_model(), [3, 1, 4, 1, 5], []
     text = loop(model, prompt, 12)
     late = next(token for token in text if text.index(token) >= 4)  # a token that the text reaches after a while
-    requests = [(6, -1), (12, late), (1, -1), (12, text[0])]
+    never = next(token for token in range(model.config.vocab_size) if token not in text)
+    requests = [(6, never), (12, late), (1, never), (12, text[0])]
 
     hook = model.register_forward_hook(lambda *_: runs.append(1))
     try:
