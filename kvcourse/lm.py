@@ -47,7 +47,7 @@ class LM:
             return self.encode(prompt)
         return self.chat([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
 
-    def stream(self, prompt: str | list[dict], max_new_tokens: int = 256, *, stop=(), **options) -> "TextStream":
+    def stream(self, prompt: str | list[dict], max_new_tokens: int = 256, *, stop=None, **options) -> "TextStream":
         """Answer a text or a conversation, piece by piece:
 
             answer = lm.stream("Why is the sky blue?")
@@ -56,8 +56,9 @@ class LM:
             answer.generation.ttft
 
         The answer ends at one of the model's own stop tokens (`stop_ids=` overrides them), before one of the strings
-        in `stop`, or after `max_new_tokens`. Other options are those of `generate`: temperature, top_k, top_p, seed,
-        cache. Requests that cannot work raise `ValueError` here, not at the first piece.
+        in `stop` (None: there are none), or after `max_new_tokens`. Other options are those of `generate`:
+        temperature, top_k, top_p, seed, cache. Requests that cannot work raise `ValueError` here, not at the first
+        piece.
         """
         ids = self.prompt_ids(prompt)
         if len(ids) > self.config.max_seq_len:
@@ -66,7 +67,8 @@ class LM:
                 "shorten the prompt."
             )
         options = {"stop_ids": self.tokenizer.stop_ids} | options
-        return TextStream(Texts(self.model, ids, max_new_tokens, **options), StreamDecoder(self.tokenizer, stop))
+        decoder = StreamDecoder(self.tokenizer, () if stop is None else stop)
+        return TextStream(Texts(self.model, ids, max_new_tokens, **options), decoder)
 
 
 class TextStream:
@@ -98,6 +100,8 @@ class TextStream:
                 self.generation.stop_reason = "stop"
                 return
         rest = self.decoder.flush()
+        if self.decoder.stopped:
+            self.generation.stop_reason = "stop"
         if rest:
             yield rest
 

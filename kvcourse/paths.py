@@ -8,12 +8,25 @@ import platformdirs
 
 def models_folder() -> Path:
     """Where fetched models are kept. `KVCOURSE_MODELS` overrides the user's cache folder."""
-    return Path(os.environ.get("KVCOURSE_MODELS") or platformdirs.user_cache_path("kvcourse") / "models")
+    return _folder("KVCOURSE_MODELS", lambda: platformdirs.user_cache_path("kvcourse") / "models")
 
 
 def results_folder() -> Path:
     """Where guesses, measurements and progress are kept. `KVCOURSE_RESULTS` overrides the user's data folder."""
-    return Path(os.environ.get("KVCOURSE_RESULTS") or platformdirs.user_data_path("kvcourse"))
+    return _folder("KVCOURSE_RESULTS", lambda: platformdirs.user_data_path("kvcourse"))
+
+
+def _folder(variable: str, default) -> Path:
+    """The folder that the environment variable names, else `default()`. Raises `ValueError` for a relative path,
+    `RuntimeError` where there is no home folder to put it in."""
+    try:
+        folder = Path(os.environ.get(variable) or default()).expanduser()
+    except RuntimeError:
+        message = f"No home folder was found: set HOME, or {variable}, to a folder that you may write to."
+        raise RuntimeError(message) from None
+    if not folder.is_absolute():  # each notebook runs in its own folder, where it would be another place
+        raise ValueError(f"{variable}={str(folder)!r} must be a whole path, from the root (or ~) on.")
+    return folder
 
 
 def course_folder() -> Path:

@@ -9,12 +9,14 @@ def word_times(pieces: list[str], arrivals: list[float]) -> list[float]:
 
     `pieces` and `arrivals` belong together, one of each for each token; times are in seconds.
     """
-    text, times = "", {}
+    times, unfinished = [], False
     for piece, arrival in zip(pieces, arrivals, strict=True):
-        text += piece
-        if piece.strip():
-            times[len(text.split())] = arrival  # a later piece of the same word replaces the earlier one
-    return list(times.values())
+        if unfinished and piece[:1].strip():
+            times.pop()  # the piece goes on with the word before, which was not complete yet
+        times += [arrival] * len(piece.split())
+        if piece:
+            unfinished = not piece[-1].isspace()
+    return times
 
 
 def read_times(times: list[float], words_per_second: float) -> list[float]:

@@ -59,10 +59,11 @@ class Entry(Spoken):
 
     @property
     def ratio(self) -> float | None:
-        """measured / bound, or None where one of them is missing, not a number, or the bound is 0."""
+        """measured / bound, or None where one of them is missing or not a number, or the ratio is not finite."""
         if isinstance(self.measured, str | None) or isinstance(self.bound, str | None) or self.bound == 0:
             return None
-        return self.measured / self.bound
+        ratio = self.measured / self.bound
+        return ratio if math.isfinite(ratio) else None
 
     def __repr__(self):
         guess = "no guess" if self.guess is None else f"your guess {self.text(self.guess)}"
@@ -95,14 +96,14 @@ def format_number(value) -> str:
         return value
     if value == 0 or (isinstance(value, int) and abs(value) < 1_000_000):
         return f"{value:,.0f}"
-    rounded = float(f"{value:.2e}")
-    exact = rounded == value
-    mantissa, exponent = f"{rounded:.2e}".split("e")
+    rounded = f"{value:.2e}"
+    exact = float(rounded) == float(value)
+    mantissa, exponent = rounded.split("e")
     if not -4 <= int(exponent) < 6:
         mantissa = mantissa.rstrip("0").rstrip(".") if exact else mantissa
         return f"{mantissa}e{int(exponent)}"
     decimals = max(0, 2 - int(exponent))
-    text = f"{rounded:,.{decimals}f}"
+    text = f"{float(rounded):,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if exact and decimals else text
 
 
@@ -250,6 +251,10 @@ def _plain(value, what: str, none_allowed: bool = False):
         raise ValueError(f"{what} must be a number or a text; a {type(value).__name__} was given.")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{what} is {value}: only finite numbers are stored. Look for a division by zero before it.")
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise ValueError(f"{what} is too large: numbers up to {sys.float_info.max:.1e} are stored.")
+    if isinstance(value, str) and re.search("[\ud800-\udfff]", value):
+        raise ValueError(f"{what} is {value!r}, which holds half a character (a lone surrogate): it cannot be printed.")
     return value
 
 
@@ -270,13 +275,16 @@ def _open_store(write: bool = True):
 
 
 def _parse(content: dict) -> dict:
-    """The three parts of the file, each entry checked; an unknown field, value or status means a damaged file."""
+    """The three parts of the file, each entry checked; an unknown field, type, value or status means a damaged file."""
     content = {part: content.get(part, {}) for part in PARTS}
     content["entries"] = {key: asdict(Entry(**fields)) for key, fields in content["entries"].items()}
+    texts = [text for finding in content["verdicts"].values() for text in Finding(*finding)]
     for key, entry in content["entries"].items():
         for part in ("guess", "bound", "measured"):
             _plain(entry[part], f"{part} of {key}", none_allowed=True)
-    {int(number): Finding(*finding) for number, finding in content["verdicts"].items()}
+        texts += [value for part, value in entry.items() if part not in ("guess", "bound", "measured")]
+    if not all(isinstance(text, str) for text in texts) or not all(map(int, content["verdicts"])):
+        raise ValueError("a text is none, or a verdict has no number")
     if not set(content["exercises"].values()) <= set(STATUSES):
         raise ValueError("unknown status of an exercise")
     return content

@@ -45,7 +45,7 @@ def _load(path: Path, parse) -> dict:
         return parse({})
     except OSError as error:
         raise _unusable(path, error) from error
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         kept = _set_aside(path)
         print(f"The file {path} is damaged. It is kept as {kept.name}, and a new one is begun.")
         return parse({})

@@ -96,7 +96,10 @@ def _picture(draw, values: dict) -> str:
     from kvcourse.plots.base import png, require_alt
 
     drawn = draw(**values)
-    figure, alt = drawn if isinstance(drawn, tuple) else (drawn, f"The picture for {_listed(values)}.")
+    drawn = drawn if isinstance(drawn, tuple) else (drawn, f"The picture for {_listed(values)}.")
+    if len(drawn) != 2:
+        raise TypeError(f"explore: draw must return a Figure, or (figure, alt); it returned {len(drawn)} values.")
+    figure, alt = drawn
     data = base64.b64encode(png(figure)).decode()
     return f'<img src="data:image/png;base64,{data}" alt="{html.escape(require_alt(alt))}" style="max-width:100%">'
 

@@ -14,6 +14,7 @@ from kvcourse.check.framework import compare, error_of, exercise, normal
 @pytest.fixture(autouse=True)
 def separate(tmp_path, monkeypatch):
     monkeypatch.setenv("KVCOURSE_RESULTS", str(tmp_path / "results"))
+    dir(kvcourse.check)  # registers the exercises of the course, for good
     monkeypatch.setattr(framework, "EXERCISES", dict(framework.EXERCISES))
 
 
@@ -90,7 +91,9 @@ WRONG = {
     "def answer(s): return 1 / 0": "it raises ZeroDivisionError: division by zero, in line 2",
     "def answer(): return 1": "it raises TypeError",
     "def answer(s): return torch.softmax(s, -1)[:, :1]": "expected the shape (2, 2), yours is (2, 1)",
-    "answer = 3": "pass the function itself, without calling it; a int was given",
+    "def answer(s): return 2j * torch.softmax(s, -1)": "yours is 0+0.53788j",
+    "answer = 3": "pass the function itself, without calling it; the int 3 was given",
+    "answer = [1.0]": "pass the function itself, without calling it; a list was given",
 }
 
 
@@ -217,6 +220,24 @@ def test_a_fault_of_the_checker_itself_is_raised():
         broken(learner("def answer(x): return x"))
 
 
+def test_a_value_in_place_of_a_function_never_reaches_the_checker():
+    @exercise
+    def calls_at_once(answer):
+        return None if answer(1.0) == 2.0 else "no"
+
+    assert calls_at_once(3.0).message.startswith("pass the function itself")
+    assert calls_at_once(lambda x: 2 * x).status == "right"
+
+
+def test_an_exercise_can_ask_for_a_value():
+    @exercise(value=True)
+    def two(answer):
+        return diagnose(answer, 2)
+
+    assert two(2).status == "right"
+    assert two(3).message.startswith("expected 2, yours is 3")
+
+
 def test_an_exercise_can_ask_for_an_error():
     @exercise
     def refuses(answer):
@@ -241,6 +262,7 @@ def test_an_exercise_can_ask_for_an_error():
         (torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
         ([True, False], torch.tensor([True, False])),
         ("yes", "yes"),
+        (b"\xff", b"\xff"),
         ([torch.ones(2), torch.zeros(1)], (torch.ones(2), torch.zeros(1))),
         ({"k": [1.0]}, {"k": torch.tensor([1.00001])}),
         (torch.tensor([[-torch.inf, 0.0]]), np.array([[-np.inf, 0.0]])),
@@ -263,6 +285,10 @@ def test_same_values_in_another_form_are_right(got, right):
         ([1, 0], [True, False], "expected True or False in the shape (2,)"),
         (torch.ones(3), torch.ones(3, 1), "expected the shape (3, 1), yours is (3,)"),
         ("no", "yes", "expected 'yes', yours is the str 'no'"),
+        (b"\xfe", b"\xff", r"expected b'\xff', yours is the bytes b'\xfe'"),
+        ([255], b"\xff", r"expected b'\xff', yours is a list"),
+        (b"a", "a", "expected 'a', yours is the bytes b'a'"),
+        ((-8) ** (1 / 3), -2.0, "expected -2, yours is 1+1.7321j"),
         (1.0, (1.0, 2.0), "expected 2 values"),
         ((1.0, None), (1.0, 2.0), "value 2 of 2 is None"),
         ((1.0, 3.0), (1.0, 2.0), "value 2 of 2: expected 2, yours is 3"),

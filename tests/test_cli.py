@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 
+from kvcourse import paths
 from kvcourse.cli import doctor, lab, main
 from kvcourse.cli.main import main as kvcourse
 from kvcourse.weights import fetch as weights
@@ -27,7 +28,9 @@ PYPROJECT = '[project]\nversion = "0.1.0"\n[project.urls]\nRepository = "https:/
 def models(tmp_path, monkeypatch):
     monkeypatch.setenv("KVCOURSE_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("KVCOURSE_OFFLINE", "1")
-    return tmp_path / "models"
+    before = signal.getsignal(signal.SIGTERM)
+    yield tmp_path / "models"
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
@@ -106,6 +109,17 @@ class Command:
         pass
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows reports a closed pipe in another way")
+def test_a_reader_that_has_gone_is_no_error():
+    """What `kvcourse doctor | head -1` may do: nobody reads any more when the text is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    whole = [sys.executable, "-m", "kvcourse.cli.main", "doctor"]
+    done = subprocess.run(whole, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_errors_of_the_package_are_shown_and_errors_of_libraries_are_raised(monkeypatch, capsys):
     def stop():
         raise KeyboardInterrupt
@@ -157,6 +171,35 @@ def test_doctor_as_a_command_without_the_model(tmp_path):
 def test_doctor_sees_a_half_model(model_here, models):
     os.truncate(models / "SmolLM2-135M-Instruct.Q4_1.gguf", 1000)
     assert status("model").status == "fix" and "damaged" in status("model").text
+
+
+def test_doctor_sees_a_folder_in_place_of_the_model(models):
+    (models / "SmolLM2-135M-Instruct.Q4_1.gguf").mkdir(parents=True)
+    assert status("model").status == "fix" and "is a folder" in status("model").text
+
+
+@pytest.mark.parametrize("variable", ["KVCOURSE_MODELS", "KVCOURSE_RESULTS"])
+def test_folders_are_whole_paths(monkeypatch, tmp_path, variable):
+    folder = {"KVCOURSE_MODELS": paths.models_folder, "KVCOURSE_RESULTS": paths.results_folder}[variable]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))  # HOME on Windows
+    monkeypatch.setenv(variable, "~/here")
+    assert folder() == tmp_path / "here"
+    monkeypatch.setenv(variable, "here")
+    with pytest.raises(ValueError, match=f"{variable}='here' must be a whole path"):
+        folder()
+
+
+def test_doctor_without_a_home_folder(monkeypatch, capsys):
+    def no_home(*_):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("KVCOURSE_MODELS")
+    monkeypatch.setattr(paths.platformdirs, "user_cache_path", no_home)
+    assert kvcourse(["doctor"]) == 1
+    assert capsys.readouterr().err == (
+        "kvcourse: No home folder was found: set HOME, or KVCOURSE_MODELS, to a folder that you may write to.\n"
+    )
 
 
 def test_doctor_sees_an_old_python(monkeypatch):
@@ -234,6 +277,11 @@ def test_doctor_sees_a_missing_or_foreign_kernel(monkeypatch):
     def missing(self, name):
         raise kernelspec.NoSuchKernel(name)
 
+    def no_home(self, name):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(kernelspec.KernelSpecManager, "get_kernel_spec", no_home)
+    assert status("kernel").status == "fix" and "set HOME" in status("kernel").text
     monkeypatch.setattr(kernelspec.KernelSpecManager, "get_kernel_spec", missing)
     assert status("kernel").status == "fix" and "pip install ipykernel" in status("kernel").text
     for python, wanted in {"/other/env/bin/python": "fix", sys.executable: "ok", "python": "ok"}.items():
@@ -257,6 +305,37 @@ def test_fetch_offline_is_one_line():
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("kvcourse: The model smollm2-135m is not on this computer")
     assert done.stderr.count("\n") == 1
+
+
+STALL = """
+import subprocess, sys
+from pathlib import Path
+from kvcourse.cli import lab, main
+from kvcourse.weights import fetch
+
+def stall(command, **options):
+    process = popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    print(process.pid, flush=True)
+    return process
+
+popen, subprocess.Popen = subprocess.Popen, stall
+if sys.argv[1] == "lab":
+    fetch.fetch = lambda name: None
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows ends a process without a signal")
+@pytest.mark.parametrize("name", ["fetch", "lab"])
+def test_a_command_that_is_ended_ends_what_it_started(course, monkeypatch, models, name):
+    monkeypatch.delenv("KVCOURSE_OFFLINE")
+    whole = subprocess.Popen([sys.executable, "-c", STALL, name], stdout=subprocess.PIPE, text=True)
+    line = next(line for line in whole.stdout if line.strip().isdigit())
+    started = psutil.Process(int(line))
+    whole.terminate()
+    assert whole.wait(timeout=60) == 128 + signal.SIGTERM
+    assert started.wait(timeout=60) is None or not started.is_running()
+    assert not models.exists() or [path.suffix for path in models.iterdir()] == [".lock"]
 
 
 # --- lab -----------------------------------------------------------------------------------------------------
@@ -335,6 +414,18 @@ def test_run_says_what_is_wrong_before_it_starts(course, capsys, arguments, mess
     assert message in captured.err and captured.out == ""
 
 
+@pytest.mark.parametrize(
+    "text", ["{", '{"cells": 5}', "[]", '{"nbformat": 4, "nbformat_minor": 5, "cells": [1]}', "\xff"]
+)
+def test_run_names_a_damaged_notebook_before_it_runs_any(course, capsys, text):
+    path = course / "notebooks" / "01_broken.ipynb"
+    path.write_text(text, encoding="latin-1")
+    assert kvcourse(["run"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert captured.err.startswith(f"kvcourse: {path} is not a valid notebook (")
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signal for one process alone")
 def test_ctrl_c_ends_run_and_its_kernel_quietly(course, tmp_path):
     mark = tmp_path / "pid"
@@ -378,3 +469,30 @@ def test_notebooks_refuses_what_makes_no_sense(course, capsys):
     assert "--no-execute has no meaning" in capsys.readouterr().err
     assert kvcourse(["notebooks", "09"]) == 1
     assert "there is no notebook '09'; the notebooks are: none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("notebooks/src/03_new.py", b"# \xff", "is not text in UTF-8 (byte 2)"),
+        ("pyproject.toml", b"\xff", "is not text in UTF-8"),
+        ("pyproject.toml", b"[project", "is damaged: "),
+        ("pyproject.toml", b"[tool]", "must have a [project] with a version"),
+        ("pyproject.toml", b"project = 5", "must have a [project] with a version"),
+        ("pyproject.toml", b'[project]\nversion = "0.1.0"', "must have a [project] with a version"),
+    ],
+)
+def test_notebooks_names_a_damaged_file(course, capsys, file, content, message):
+    (course / file).write_bytes(content)
+    for arguments in ([], ["--check"]):
+        assert kvcourse(["notebooks", *arguments]) == 1
+        err = capsys.readouterr().err
+        assert err.startswith(f"kvcourse: {course / file} {message}") and err.count("\n") == 1
+
+
+def test_check_lists_a_file_that_is_no_notebook(course, capsys):
+    (course / "notebooks" / "src" / "03_new.py").write_text(SOURCE)
+    (course / "notebooks" / "03_new.ipynb").write_text("[]")
+    assert kvcourse(["notebooks", "--check", "03"]) == 1
+    name = str(Path("notebooks", "03_new.ipynb"))
+    assert f"kvcourse: {name}: is not a valid notebook (" in capsys.readouterr().err

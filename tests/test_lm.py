@@ -119,6 +119,24 @@ def test_a_stop_string_ends_the_answer_before_it(lm):
     assert stream.generation.stop_reason == "stop" and len(stream.generation.tokens) < 20
 
 
+def test_no_stop_string_may_be_said_as_none(lm):
+    assert "".join(lm.stream("the", 20, stop=None)) == "".join(lm.stream("the", 20))
+
+
+def test_a_stop_string_that_is_complete_only_at_the_end_counts(lm, monkeypatch):
+    """The only token is the first byte of a longer character; that none follows makes it a replacement character."""
+    half = lm.tokenizer.token_bytes.index(b"\xc3")
+
+    def decode(model, texts):
+        texts.rows[0].ids.append(half)
+        yield
+
+    monkeypatch.setattr(lm_module, "decode", decode)
+    for stop, text, reason in (("\ufffd", "", "stop"), ("x", "\ufffd", "length")):
+        stream = lm.stream("the", 1, stop=stop)
+        assert ("".join(stream), stream.generation.stop_reason) == (text, reason)
+
+
 def test_no_new_tokens_is_no_error(lm):
     stream = lm.stream("the", 0)
     assert list(stream) == [] and len(stream.generation.tokens) == 0

@@ -133,6 +133,11 @@ def test_far_apart_numbers_get_a_log_axis():
         (Entry("01.a", guess="yes", measured="no"), ["yes", "no"]),
         (Entry("01.a", guess=-2, measured=3), ["-2", "3"]),
         (Entry("01.a", guess=0, measured=1e9), ["0", "1e9"]),
+        (Entry("01.a", guess=10**30, measured=3), ["1e30", "3"]),
+        (Entry("01.a", guess=9e99, measured=2e-100), ["9e99", "2e-100"]),
+        (Entry("01.a", guess=10**308, measured=5e-324), ["1e308", "4.94e-324"]),
+        (Entry("01.a", guess=1e308, measured=-1e308), ["1e308", "-1e308"]),
+        (Entry("01.a", guess=r"$\foo$", question=r"$\foo$?", unit=r"$\foo$"), [r"$\foo$ $\foo$", "not measured here"]),
     ],
 )
 def test_what_is_missing_is_said_in_the_picture(entry, said):
@@ -209,6 +214,8 @@ def test_an_error_at_the_default_values_is_raised():
         widgets.explore(lambda n: 1 / 0, n=(1, 9, 1, 3))
     with pytest.raises(TypeError, match="Figure is needed"):
         widgets.explore(lambda n: None, n=(1, 9, 1, 3))
+    with pytest.raises(TypeError, match="it returned 3 values"):
+        widgets.explore(lambda n: (line(), "A line.", n), n=(1, 9, 1, 3))
 
 
 @pytest.mark.parametrize("control", [(1, 9, 3), (9, 1, 1, 3), (1, 9, 0, 3), (1, 9, 1, 12), [], "n", 5, None])
@@ -238,7 +245,7 @@ show(draw(3), alt="A line * that rises.")
     "entry = results.get('01.a')\nentry",
     """
 from kvcourse.check.framework import exercise, diagnose
-@exercise
+@exercise(value=True)
 def one(answer):
     return diagnose(answer, 1)
 one(1)

@@ -12,6 +12,12 @@ def test_word_times_by_hand():
     assert reading.word_times(["\n", ""], [1, 2]) == []
 
 
+def test_pieces_may_hold_parts_of_several_words():
+    assert reading.word_times(["Hel", "lo wor", "ld"], [1, 2, 3]) == [2, 3]
+    assert reading.word_times(["a b c", " d"], [1, 2]) == [1, 1, 1, 2]
+    assert reading.word_times(["one ", "two", "", "\n", "three"], [1, 2, 3, 4, 5]) == [1, 2, 5]
+
+
 def test_a_reader_with_words_in_hand_never_waits():
     assert reading.read_times([1.0, 1.1, 1.2], 2.0) == pytest.approx([1.0, 1.5, 2.0])
     assert reading.waits([1.0, 1.1, 1.2], 2.0) == {}

@@ -35,6 +35,7 @@ def folder(tmp_path, monkeypatch):
         (-3.14159, "-3.14"),
         (0.0, "0"),
         ("yes", "yes"),
+        (sys.float_info.max, "1.80e308"),  # rounded up, it is no float any more
     ],
 )
 def test_numbers_are_printed_with_three_significant_digits(value, text):
@@ -78,11 +79,28 @@ def test_scalars_of_numpy_and_torch_become_plain_numbers(folder):
     assert results.get("01.c").ratio == 0.125
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, None, torch.ones(2), [1.0], 1j, np.float64("nan")])
+REFUSED = [math.nan, math.inf, torch.ones(2), [1.0], 1j, np.float64("nan"), 10**400, -(10**400), "\ud800"]
+
+
+@pytest.mark.parametrize("value", [*REFUSED, None])
 def test_what_is_not_one_finite_number_is_refused_and_nothing_is_stored(value):
     with pytest.raises(ValueError, match="01.a"):
         results.measure("01.a", value)
     assert results.get("01.a") is None
+
+
+@pytest.mark.parametrize("value", REFUSED)
+def test_a_guess_that_cannot_be_kept_is_refused(value):
+    with pytest.raises(ValueError, match="the guess for 01.a"):
+        results.predict("01.a", value)
+    assert results.get("01.a") is None
+
+
+def test_the_largest_numbers_are_kept_and_shown(capsys):
+    results.predict("01.a", 10**308)
+    assert results.measure("01.a", sys.float_info.max, bound=1e-300).ratio is None  # the ratio is no float
+    results.summary("01")
+    assert "1e308" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("key", ["total", "1.total", "01.", "01.Total", "01 total", "01.a.b", 1, None])
@@ -171,6 +189,10 @@ DAMAGED = [
     '{"entries": {"01.a": {"key": "01.a", "measured": NaN}}}',
     '{"exercises": {"a": "done"}}',
     '{"verdicts": {"one": ["holds", "x"]}}',
+    '{"verdicts": {"1": ["holds", 7]}}',
+    '{"entries": {"01.a": {"key": "01.a", "device": 7}}}',
+    '{"entries": {"01.a": {"key": "01.a", "guess": 1' + 400 * "0" + "}}}",
+    100_000 * "[",
     "\x00\x01",
 ]
 

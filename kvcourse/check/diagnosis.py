@@ -15,8 +15,8 @@ class NotAttempted(Exception):
 def diagnose(got, right, mistakes: dict | None = None, tolerance: float | None = None) -> str | None:
     """None when `got` is the right answer, else a message that names what is wrong with it.
 
-    - `right`: number, text, bool, tensor, array or (nested) list; a tuple stands for several outputs, a dict for
-      named ones.
+    - `right`: number, text, bytes, bool, tensor, array or (nested) list; a tuple stands for several outputs, a dict
+      for named ones.
     - `mistakes`: `{message: the value which that mistake gives}`. When `got` is one of them, its message is the
       answer. One that equals `right` is ignored.
     - `tolerance`: greatest difference allowed, as a part of the largest value in `right`. Default: 1e-4, and
@@ -43,13 +43,14 @@ def matches(got, right, tolerance: float | None = None) -> bool:
 
 def difference(got, right, tolerance: float | None = None) -> str | None:
     """The first thing in which `got` differs from `right`, in words, or None."""
-    if isinstance(right, str):
-        return None if got == right else f"expected {right!r}, yours is {_short(got)}"
+    if isinstance(right, str | bytes):
+        same = isinstance(got, type(right)) and got == right
+        return None if same else f"expected {right!r}, yours is {short(got)}"
     if isinstance(right, tuple):
         return _outputs_difference(got, right, tolerance)
     if isinstance(right, dict):
         if not isinstance(got, dict) or set(got) != set(right):
-            yours = sorted(map(str, got)) if isinstance(got, dict) else _short(got)
+            yours = sorted(map(str, got)) if isinstance(got, dict) else short(got)
             return f"expected a dict with the keys {sorted(map(str, right))}, yours is {yours}"
         faults = ((key, difference(got[key], right[key], tolerance)) for key in right)
         return next((f"under {key!r}: {fault}" for key, fault in faults if fault), None)
@@ -71,7 +72,7 @@ def snapshot(value):
 
 def _outputs_difference(got, right: tuple, tolerance) -> str | None:
     if not isinstance(got, tuple | list) or len(got) != len(right):
-        yours = f"{len(got)}" if isinstance(got, tuple | list) else _short(got)
+        yours = f"{len(got)}" if isinstance(got, tuple | list) else short(got)
         return f"expected {len(right)} values, yours is {yours}"
     for number, (mine, wanted) in enumerate(zip(got, right, strict=True), start=1):
         if mine is None:
@@ -86,9 +87,9 @@ def _array_difference(got, right, tolerance) -> str | None:
     try:
         values = _array(got)
     except (ValueError, TypeError, RuntimeError):
-        return f"expected {_kind(right)}, yours is {_short(got)}"
+        return f"expected {_kind(right)}, yours is {short(got)}"
     if values.dtype.kind not in "biufc":
-        return f"expected {_kind(right)}, yours is {_short(got)}"
+        return f"expected {_kind(right)}, yours is {short(got)}"
     if right.ndim == 0 and values.size == 1:
         values = values.reshape(())
     if values.shape != right.shape:
@@ -124,7 +125,9 @@ def _value_difference(got: np.ndarray, right: np.ndarray, tolerance) -> str | No
 
 def _factor(got: np.ndarray, right: np.ndarray) -> str:
     """A hint when all values are wrong by one factor."""
-    if right.dtype.kind == "b" or not np.isfinite(got).all() or not np.isfinite(right).all():
+    if right.dtype.kind == "b" or got.dtype.kind == "c":
+        return ""
+    if not np.isfinite(got).all() or not np.isfinite(right).all():
         return ""
     nonzero = right != 0
     if not nonzero.any() or (got[~nonzero] != 0).any():
@@ -176,10 +179,10 @@ def _apart(one, other) -> tuple[str, str]:
     return texts
 
 
-def _short(value) -> str:
+def short(value) -> str:
     """The value for a message: its type, and itself where that is short."""
     text = repr(value)
-    if isinstance(value, str | bool | int | float) and len(text) <= 60:
+    if isinstance(value, str | bytes | bool | int | float) and len(text) <= 60:
         return f"the {type(value).__name__} {text}"
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

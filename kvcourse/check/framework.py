@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 from kvcourse import results
-from kvcourse.check.diagnosis import NotAttempted, diagnose, matches, snapshot
+from kvcourse.check.diagnosis import NotAttempted, diagnose, matches, short, snapshot
 
 __all__ = ["Verdict", "compare", "diagnose", "error_of", "exercise", "normal"]
 
@@ -61,8 +61,8 @@ class Verdict(results.Spoken):
 class Exercise:
     """A checker as the learner calls it: `kv.check.NAME(answer) -> Verdict`."""
 
-    def __init__(self, body):
-        self.body = body
+    def __init__(self, body, value: bool):
+        self.body, self.value = body, value
         self.notebook = sys.modules[body.__module__].__dict__.get("NOTEBOOK", body.__module__.rpartition(".")[2])
         functools.update_wrapper(self, body)
 
@@ -77,6 +77,8 @@ class Exercise:
     def _examine(self, answer) -> tuple[str, str]:
         if answer is None or answer is ...:
             return "not attempted", ""
+        if not self.value and not callable(answer):
+            return "wrong", f"pass the function itself, without calling it; {short(answer)} was given"
         namespace = _namespace(answer)
         try:
             message = self.body(_guarded(answer) if callable(answer) else answer)
@@ -95,17 +97,20 @@ class LearnerError(Exception):
     """Carries an exception out of the learner's code; `__cause__` is the exception."""
 
 
-def exercise(body) -> Exercise:
+def exercise(body=None, *, value: bool = False) -> Exercise:
     """Make a checker of `body(answer) -> None | str` and register it under its name.
 
+    The answer is a function (or class); `@exercise(value=True)` is for one that is a number, a text, a tensor.
     `answer` is what the learner gave. A function or class is wrapped: it gets copies of tensors, arrays and
     containers (so it may change them), a fixed seed, and leaves the global random state as it was. The original
     is `answer.__wrapped__`. Raises `ValueError` when another exercise has the name.
     """
+    if body is None:
+        return functools.partial(exercise, value=value)
     name = body.__name__
     if name in EXERCISES and EXERCISES[name].__module__ != body.__module__:
         raise ValueError(f"two exercises are called {name!r}: in {EXERCISES[name].__module__} and {body.__module__}.")
-    EXERCISES[name] = Exercise(body)
+    EXERCISES[name] = Exercise(body, value)
     return EXERCISES[name]
 
 
@@ -118,8 +123,6 @@ def compare(answer, right, cases: list, mistakes: dict | None = None, tolerance:
       computes. The message is given when it explains the answers to all cases up to the first wrong one.
     - `tolerance`: see `diagnose`.
     """
-    if not callable(answer):
-        return f"pass the function itself, without calling it; a {type(answer).__name__} was given"
     answers = []
     for case in cases:
         got = snapshot(answer(*_arguments(case)))

@@ -109,6 +109,8 @@ def model() -> Line:
     path = find_source(MODEL).path
     if fetched(MODEL):
         return Line("ok", "model", f"{MODEL} at {path}")
+    if path.is_dir():
+        return Line("fix", "model", f"{path} is a folder: remove it or give it another name, then run `kvcourse fetch`")
     if path.exists():
         return Line("fix", "model", f"{path} is damaged or not complete: run `kvcourse fetch`, which replaces it")
     return Line("fix", "model", f"{MODEL} is not on this computer: run `kvcourse fetch` once, with a network")
@@ -120,7 +122,7 @@ def disk() -> Line:
     from kvcourse.weights.fetch import fetched, find_source
 
     source = find_source(MODEL)
-    folder = source.path.absolute().parent
+    folder = source.path.parent
     free = psutil.disk_usage(next(str(path) for path in (folder, *folder.parents) if path.exists())).free
     needed = 2 * source.wheel_size + source.size  # pip keeps the download twice for a moment
     have, need = f"{_gb(free)} free at {folder}", f"fetching the model needs {_gb(needed)}"
@@ -139,6 +141,8 @@ def kernel() -> Line:
         command = KernelSpecManager().get_kernel_spec("python3").argv[0]
     except NoSuchKernel:
         return Line("fix", "kernel", f"python3 is missing: {sys.executable} -m pip install ipykernel")
+    except RuntimeError:
+        return Line("fix", "kernel", "Jupyter found no home folder: set HOME to a folder that you may write to")
     # Jupyter runs a bare "python" as the Python it runs in itself.
     if Path(command).parent in (Path("."), Path(sys.executable).parent):
         return Line("ok", "kernel", f"python3 starts {sys.executable}")

@@ -15,6 +15,7 @@ def add_arguments(parser) -> None:
 
 def main(arguments) -> int:
     from kvcourse.cli.doctor import examine
+    from kvcourse.cli.fetch import obey_sigterm
     from kvcourse.paths import course_folder
 
     folder = course_folder() / "notebooks"
@@ -28,6 +29,7 @@ def main(arguments) -> int:
     if arguments.dry_run:
         print(shlex.join(command))
         return 0
+    obey_sigterm()
     _fetch_model(folder)
     return _run(command)
 
@@ -40,7 +42,7 @@ def _fetch_model(folder: Path) -> None:
     try:
         fetch(MODEL)
     except RuntimeError as error:
-        needing = [path.stem for path in sorted(folder.glob("*.ipynb")) if MODEL in path.read_text(encoding="utf-8")]
+        needing = [path.stem for path in sorted(folder.glob("*.ipynb")) if MODEL.encode() in path.read_bytes()]
         print(f"kvcourse: {error}", file=sys.stderr)
         print(
             "Opening the course all the same. These notebooks will not run:", ", ".join(needing) or "none", flush=True
@@ -49,8 +51,11 @@ def _fetch_model(folder: Path) -> None:
 
 def _run(command: list[str]) -> int:
     process = subprocess.Popen(command)
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            pass  # JupyterLab got the Ctrl-C as well, and asks whether to stop
+    try:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                pass  # JupyterLab got the Ctrl-C as well, and asks whether to stop
+    finally:
+        process.terminate()  # nothing is left to end unless this program is being ended itself

@@ -1,6 +1,7 @@
 """The command `kvcourse`: reads the command line, runs one command, turns errors into one line each."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -32,9 +33,14 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unknown argument: {' '.join(rest)}")
     arguments.rest = rest
     try:
-        return COMMANDS[arguments.command].main(arguments)
+        code = COMMANDS[arguments.command].main(arguments)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # who read the output, such as `head`, has gone; nothing more is to be written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, RuntimeError, OSError) as error:
         if not isinstance(error, OSError) and not _raised_by_kvcourse(error):
             raise

@@ -13,9 +13,7 @@ def add_arguments(parser) -> None:
 
 
 def main(arguments) -> int:
-    import nbformat
-
-    from kvcourse.notebooks.build import pick, write
+    from kvcourse.notebooks.build import pick, read, write
     from kvcourse.notebooks.execute import execute, scratch_results
     from kvcourse.paths import course_folder
 
@@ -29,10 +27,10 @@ def main(arguments) -> int:
     if output and output.resolve() in [path.parent.resolve() for path in paths]:
         raise ValueError(f"--output {output} would replace the notebooks themselves: name another folder")
 
+    notebooks = [read(path, as_version=4) for path in paths]
     done = []
     with scratch_results() as env:
-        for path in paths:
-            notebook = nbformat.read(path, as_version=4)
+        for path, notebook in zip(paths, notebooks, strict=True):
             done.append(execute(notebook, folder, path.stem, env, arguments.timeout))
             if output:
                 write(notebook, output / path.name)

@@ -91,6 +91,19 @@ def write(notebook: NotebookNode, path: Path) -> Path:
     return path
 
 
+def read(path: Path, as_version=nbformat.NO_CONVERT) -> NotebookNode:
+    """The notebook in a file. Raises `ValueError` naming the file when it holds something else."""
+    try:
+        notebook = nbformat.read(path, as_version)
+        nbformat.validate(notebook)
+    except (ValueError, TypeError, KeyError, AttributeError, nbformat.ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"{path} is not a valid notebook ({reason}): build it again with `kvcourse notebooks`"
+        ) from None
+    return notebook
+
+
 def drift(course: Path, names=()) -> list[str]:
     """One sentence for each built file that is not what its source gives. Outputs are not compared."""
     project = read_project(course)
@@ -109,10 +122,9 @@ def _difference(target: Path, expected: NotebookNode, executed: bool) -> str | N
     if not target.is_file():
         return "is missing"
     try:
-        built = nbformat.read(target, as_version=nbformat.NO_CONVERT)
-        nbformat.validate(built)
-    except (ValueError, nbformat.ValidationError) as error:
-        return f"is not a valid notebook ({str(error).splitlines()[0]})"
+        built = read(target)
+    except ValueError as error:
+        return str(error).removeprefix(f"{target} ")
     for number, (cell, wanted) in enumerate(zip(built.cells, expected.cells, strict=False), 1):
         for field in ("cell_type", "source", "metadata", "id"):
             if cell.get(field) != wanted.get(field):

@@ -56,9 +56,24 @@ class Notebooks(NamedTuple):
 
 
 def read_project(course: Path) -> Project:
-    """The repository address and the version, each written down once, in `pyproject.toml`."""
-    project = tomllib.loads((course / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return Project(project["urls"]["Repository"], project["version"])
+    """The repository address and the version, each written down once, in `pyproject.toml`. Raises `ValueError`
+    where they are not found there."""
+    path = course / "pyproject.toml"
+    try:
+        project = tomllib.loads(read_text(path))["project"]
+        return Project(project["urls"]["Repository"], project["version"])
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    except (KeyError, TypeError):
+        raise ValueError(f"{path} must have a [project] with a version, and [project.urls] with a Repository") from None
+
+
+def read_text(path: Path) -> str:
+    """A file's text. Raises `ValueError` naming the file when it is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8 (byte {error.start}): save it as UTF-8") from None
 
 
 def read_cells(source: Path) -> list[NotebookNode]:
@@ -67,7 +82,7 @@ def read_cells(source: Path) -> list[NotebookNode]:
     The id is a hash of notebook name, kind and text; only a text that occurs twice is told apart by a count.
     """
     seen = Counter()
-    cells = jupytext.reads(source.read_text(encoding="utf-8"), fmt="py:percent").cells
+    cells = jupytext.reads(read_text(source), fmt="py:percent").cells
     for cell in cells:
         cell.metadata.pop("lines_to_next_cell", None)
         key = (source.stem, cell.cell_type, cell.source)

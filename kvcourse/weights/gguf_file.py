@@ -63,6 +63,24 @@ def open_gguf(path: Path) -> tuple[dict, dict]:
     return metadata, {tensor.name: tensor for tensor in reader.tensors}
 
 
+# Fields that change what a model computes, which this package does not do, and the values at which they do not.
+NEUTRAL = {
+    "attention.causal": [True],
+    "attention.clamp_kqv": [0.0],
+    "attention.max_alibi_bias": [0.0],
+    "attention.output_scale": [0.0, 1.0],
+    "attention.scale": [0.0],
+    "attention.sliding_window": [0],
+    "attention.temperature_scale": [0.0],
+    "attn_logit_softcapping": [0.0],
+    "embedding_scale": [0.0, 1.0],
+    "final_logit_softcapping": [0.0],
+    "logit_scale": [0.0, 1.0],
+    "residual_scale": [0.0, 1.0],
+    "use_parallel_residual": [False],
+}
+
+
 def refuse_other_models(metadata: dict, tensors: dict, file: str) -> None:
     """Raise `ValueError` for what this package would otherwise compute wrongly."""
     architecture = required(metadata, "general.architecture", file)
@@ -71,9 +89,14 @@ def refuse_other_models(metadata: dict, tensors: dict, file: str) -> None:
     if metadata.get("llama.expert_count", 0):
         raise ValueError(f"{file} is a mixture of {metadata['llama.expert_count']} experts, which is not supported.")
     scaling = metadata.get("llama.rope.scaling.type", "none")
-    scaled = {metadata.get(f"llama.rope.{key}", 1.0) for key in ("scaling.factor", "scale_linear")} - {0.0, 1.0}
+    factors = ("scaling.factor", "scaling.attn_factor", "scale_linear")
+    scaled = {metadata.get(f"llama.rope.{key}", 1.0) for key in factors} - {0.0, 1.0}
     if scaling != "none" or scaled or "rope_freqs.weight" in tensors:
         raise ValueError(f"{file} scales its rotary positions (rope scaling), which is not supported.")
+    for name, neutral in NEUTRAL.items():
+        given = metadata.get(f"llama.{name}", neutral[0])
+        if given not in neutral:
+            raise ValueError(f"{file} says llama.{name} = {given}, which is not supported.")
 
 
 def read_config(metadata: dict, tensors: dict, file: str) -> ModelConfig:

@@ -298,7 +298,8 @@ print(f"An average reader takes {AVERAGE:.1f}: the model writes at {rate / AVERA
 #
 # `pieces` and `arrivals` belong together, one of each for each token. Return a list with the time at which each word
 # was complete: when its last piece arrived. Words are what `str.split()` says; a full stop belongs to the word before
-# it. Pieces that show nothing (spaces, line breaks, the empty text of a control token) belong to no word.
+# it. Pieces that show nothing (spaces, line breaks, the empty text of a control token) belong to no word. In all other
+# pieces a space can only be the first character, so no piece holds parts of two words.
 #
 # Why it matters: tokens a second cannot be compared between models with different vocabularies. Words a second can.
 #
