@@ -124,7 +124,8 @@ def constant_and_slope(tokens, costs: dict, context: int):
         ax.fill_between(tokens, 0, flat, color=COLORS["cached"], alpha=0.55)
         ax.fill_between(tokens, flat, flat + slope * tokens, color=COLORS["orange"], alpha=0.75, hatch="///")
         ax.text(tokens[-1] / 40, constant / 2, "constant", va="center")
-        ax.text(tokens[-1] * 0.97, constant + slope * tokens[-1] * 0.4, "slope x n", va="center", ha="right")
+        middle = tokens[-1] * 0.43
+        ax.text(middle, constant + slope * middle * 0.4, "slope x n", va="center", ha="center")
         meet = constant / slope
         if meet <= tokens[-1]:
             ax.plot([meet, meet], [0, constant + slope * meet], color="black", linewidth=1.5)

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 0. Start here
 #
-# **Time:** about 25 minutes · **Device:** any (CPU is enough)
+# **Time:** about 30 minutes · **Device:** any (CPU is enough)
 #
 # **You will be able to**
 #
