@@ -16,6 +16,7 @@ import torch
 
 from kvcourse.device import placement
 from kvcourse.paths import results_folder
+from kvcourse.statements import STATEMENTS
 from kvcourse.store import open_store
 
 PARTS = ("entries", "verdicts", "exercises")
@@ -182,16 +183,16 @@ def summary(prefix: str) -> None:
 
 
 def verdict(statement: int, verdict: str, because: str) -> None:
-    """Store and print the verdict on a statement of the course: one of `VERDICTS`, with the measured reason."""
-    if isinstance(statement, bool) or not isinstance(statement, int) or statement < 1:
-        raise ValueError(f"statement={statement!r} must be the number of a statement (1, 2, ...).")
+    """Store and print the verdict on one of `STATEMENTS`: one of `VERDICTS`, with the measured reason."""
+    if isinstance(statement, bool) or statement not in STATEMENTS:
+        raise ValueError(f"statement={statement!r} must be the number of a statement, 1 to {len(STATEMENTS)}.")
     if verdict not in VERDICTS:
         raise ValueError(f"verdict={verdict!r} must be one of: {', '.join(VERDICTS)}.")
     if not isinstance(because, str) or not because.strip():
         raise ValueError("because must say in a sentence what was measured; it is empty.")
     with _open_store() as store:
         store["verdicts"][str(statement)] = [verdict, because]
-    print(f"statement {statement}: {verdict}. {because}")
+    print(f'statement {statement}, "{STATEMENTS[statement]}": {verdict}. {because}')
 
 
 def verdicts() -> dict[int, Finding]:

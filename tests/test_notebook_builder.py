@@ -423,3 +423,19 @@ def test_nbval_accepts_what_is_built_and_sees_a_changed_output(copy):
     done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True)
     assert done.returncode == 1 and "1 failed, 9 passed" in done.stdout, done.stdout
     assert "changed.ipynb::Cell 1" in done.stdout.splitlines()[-2]
+
+
+def test_a_notebook_that_somebody_worked_in_is_not_replaced(course):
+    """Building would discard a learner's answers; only --force does."""
+    build(course, run=False)
+    path = course / "notebooks" / f"{NAME}.ipynb"
+    build(course, run=False)  # nobody ran it: replaced without a question
+    notebook = nbformat.read(path, as_version=4)
+    cell = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    cell.source, cell.execution_count = "MY WORK", 3
+    nbformat.write(notebook, path)
+    with pytest.raises(ValueError, match="somebody has worked in 07_tiny.*--force"):
+        build(course, run=False)
+    assert "MY WORK" in path.read_text()
+    build(course, run=False, force=True)
+    assert "MY WORK" not in path.read_text()

@@ -14,7 +14,7 @@ PACKAGE = Path(kv.__file__).parent
 
 # Lowest floor first: a room imports only from its own floor and from those before it.
 FLOORS = [
-    {"config", "device", "paths", "timing", "store", "reading"},
+    {"config", "device", "paths", "timing", "store", "reading", "statements"},
     {"layers", "tokenizer", "cost"},
     {"caches"},
     {"model"},

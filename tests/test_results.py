@@ -155,7 +155,7 @@ def test_verdicts_are_kept_by_number(capsys):
     results.verdict(3, "wrong as said", "n^3.")
     assert list(results.verdicts()) == [3, 12]
     assert results.verdicts()[12] == ("holds", "The second turn computed 30 tokens, not 500.")
-    assert "statement 3: wrong as said. n^3." in capsys.readouterr().out
+    assert 'quadruples the work": wrong as said. n^3.' in capsys.readouterr().out
     for wrong in ((3, "true", "x"), (0, "holds", "x"), (True, "holds", "x"), (3, "holds", " ")):
         with pytest.raises(ValueError):
             results.verdict(*wrong)

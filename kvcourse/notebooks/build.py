@@ -38,14 +38,21 @@ def pick(paths: list[Path], names: list[str]) -> list[Path]:
     return chosen
 
 
-def build(course: Path, names=(), run: bool = True) -> list[Path]:
+def build(course: Path, names=(), run: bool = True, force: bool = False) -> list[Path]:
     """Build the named notebooks (all when none is named) and return the files written.
 
-    A notebook's files are replaced only after its solution ran to the end; a failing cell raises
-    `RuntimeError`. With `run=False` the solutions are left without outputs, which `drift` reports.
+    A learner's notebook that somebody has run holds their work: it is not replaced unless `force`. A notebook's files
+    are replaced only after its solution ran to the end; a failing cell raises `RuntimeError`. With `run=False` the
+    solutions are left without outputs, which `drift` reports.
     """
     project = read_project(course)
     every = [(path, read_notebooks(path, project)) for path in pick(source_paths(course), list(names))]
+    worked_in = [path.stem for path, _ in every if has_been_run(built_paths(course, path.stem).learner)]
+    if worked_in and not force:
+        raise ValueError(
+            f"somebody has worked in {', '.join(worked_in)}, and building would discard that: "
+            "copy what you want to keep, then give --force"
+        )
     written = []
     with scratch_results() as env:
         for path, (learner, solution) in every:
@@ -58,6 +65,12 @@ def build(course: Path, names=(), run: bool = True) -> list[Path]:
                 clean_outputs(path.stem, solution)
             written += [write(learner, targets.learner), write(solution, targets.solution)]
     return written
+
+
+def has_been_run(path: Path) -> bool:
+    """Whether any cell of the notebook at `path` was executed; False when there is no such file."""
+    cells = read(path).cells if path.is_file() else []
+    return any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
 
 
 def clean_outputs(name: str, notebook: NotebookNode) -> None:
