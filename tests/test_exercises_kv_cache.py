@@ -37,7 +37,7 @@ RIGHT = {
         def append(keys, new, length):
             count = new.shape[2]
             if length + count > keys.shape[2]:
-                raise IndexError("full")
+                raise ValueError("full")
             for i in range(count):
                 keys[:, :, length + i] = new[:, :, i]
             return keys.narrow(2, 0, length + count)
@@ -168,6 +168,8 @@ WRONG = [
     ),
     ("append", APPEND, ("stop > keys.shape[2]", "False"), "lost without a word"),
     ("append", APPEND, ("stop > keys.shape[2]", "length >= keys.shape[2]"), "ends in RuntimeError"),
+    ("append", APPEND, ("stop > keys", "stop >= keys"), "the tokens fit exactly, but it raises ValueError: full"),
+    ("append", APPEND, ("raise ValueError", "raise IndexError"), "ends in IndexError: full"),
     ("append", APPEND, ("length:stop] = new", "length:] = new[:, :, -1:]"), "slots behind|first difference"),
     ("bytes_copied", COPIED.format("n * (n - 1) // 2 * token_bytes, n * token_bytes"), None, "the new one too"),
     ("bytes_copied", COPIED.format("n * n * token_bytes, n * token_bytes"), None, "each step as the longest"),
@@ -194,6 +196,7 @@ WRONG = [
         "expected the shape",
     ),
     ("chunk_mask", MASK, ("diagonal=context", "diagonal=0"), "top left"),
+    ("chunk_mask", MASK, ("diagonal=context", "diagonal=new"), "must be `context`, not `new`"),
     ("chunk_mask", MASK, ("diagonal=context", "diagonal=context - 1"), "does not see itself"),
     ("chunk_mask", MASK, ("diagonal=context", "diagonal=context + 1"), "comes after it"),
     ("chunk_mask", MASK, (".bool()", " == 0"), "swapped"),

@@ -116,7 +116,7 @@ def greedy(steps="max_new_tokens", fed="prompt + made", row=-1, stop="stop_id", 
 
 WRONG = {
     "causal_attention": {
-        "not scaled": ATTENTION.format(scores="q @ k.T", hidden=FUTURE, axis=1),
+        "how many numbers a query has": ATTENTION.format(scores="q @ k.T", hidden=FUTURE, axis=1),
         "divided by d itself": ATTENTION.format(scores="q @ k.T / q.shape[1]", hidden=FUTURE, axis=1),
         "no mask": ATTENTION.format(scores=SCALED, hidden="False", axis=1),
         "sees the token after it": ATTENTION.format(scores=SCALED, hidden="np.triu(np.ones(s.shape, bool), 2)", axis=1),
@@ -180,7 +180,7 @@ WRONG = {
             def answer(c, rows):
                 return flops(c, rows) - 2 * rows * c.n_layers * c.n_heads * c.d_head * c.d_model
             """,
-        "the head over the vocabulary": "def answer(c, r): return flops(c, r) + 2 * r * c.vocab_size * c.d_model",
+        "the output head": "def answer(c, r): return flops(c, r) + 2 * r * c.vocab_size * c.d_model",
         "the number of rows is left out": "def answer(c, rows): return flops(c, 1)",
         "need not be d_model": "def answer(c, rows): return flops(replace(c, d_head=c.d_model // c.n_heads), rows)",
         "yours is 3 times": "def answer(c, rows): return 3 * flops(c, rows)",

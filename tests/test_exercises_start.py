@@ -83,6 +83,7 @@ def first_wait_as_gap(arrivals):
         (lambda a: (a[0], gaps_of(a), (a[-1] - a[0]) / (len(a) - 1)), "return None for it"),
         (lambda a: (a[0], gaps_of(a), sum(gaps_of(a)) / len(a[1:]) if len(a) > 1 else 0.0), "yours is 0.0"),
         (lambda a: (a[0], gaps_of(a)), "expected 3 values"),
+        (lambda a: (a[0], gaps_of(a), np.mean(gaps_of(a))) if len(a) > 1 else (a[0], None, None), "is an empty list"),
     ],
 )
 def test_latencies_wrong(answer, phrase):
@@ -121,12 +122,12 @@ def test_word_times_right(answer):
     assert verdict("word_times", answer).status == "right"
 
 
-def by_word(keep_first=False, blanks=False):
+def by_word(keep_first=False, blanks=False, split=str.split):
     def answer(pieces, arrivals):
         text, times = "", {}
         for piece, arrival in zip(pieces, arrivals, strict=True):
             text += piece
-            word = len(text.split())
+            word = len(split(text))
             if (piece.strip() or blanks) and not (keep_first and word in times):
                 times[word] = arrival
         return list(times.values())
@@ -141,6 +142,7 @@ def by_word(keep_first=False, blanks=False):
         (by_word(keep_first=True), "first piece"),
         (by_word(blanks=True), "blank or empty piece"),
         (lambda p, a: [time for piece, time in zip(p, a, strict=True) if piece[:1] == " "], "begins with a space"),
+        (by_word(split=lambda text: text.split(" ")), "a line break ends a word too"),
         (lambda pieces, arrivals: len("".join(pieces).split()), "expected"),
     ],
 )
@@ -196,7 +198,9 @@ def reader(times, i, speed):
         (first(lambda times, i, speed: times[i] >= times[0] + i / speed), ">, not >="),
         (lambda times, speed: first(reader)(times, speed) + 1, "starts at 0"),
         (first(reader, never=lambda times: None), "returns None"),
-        (first(reader, never=lambda times: -1), "yours is -1"),
+        (first(reader, never=lambda times: -1), "returns -1"),
+        (first(reader, never=lambda times: -2), "yours is -2"),
+        (first(lambda times, i, speed: times[i] > times[0] + i * speed), "multiplies by the speed"),
     ],
 )
 def test_first_wait_wrong(answer, phrase):
@@ -256,6 +260,10 @@ def at_most_one(held, new):
         (at_most_one, "at most one byte"),
         (lambda held, new: ((held + new).decode(), b""), "UnicodeDecodeError"),
         (lambda held, new: (lambda text, rest: (text, list(rest)))(*hold_back_codecs(held, new)), "as bytes"),
+        (
+            lambda held, new: (lambda text, rest: (text, bytearray(rest)))(*hold_back_codecs(held, new)),
+            "or a bytearray",
+        ),
         (lambda held, new: hold_back_codecs(held, new)[0], "expected 2 values"),
     ],
 )

@@ -98,12 +98,12 @@ def test_triangle_refuses_a_step_that_is_not_there(step):
 
 def test_flops_by_length_marks_crossing_and_context():
     lengths = np.array([1, 2, 3, 4])
-    parts = {"linear layers": 2e9 * lengths, "attention": 1e9 * lengths**2}
+    parts = {"linear layers": 2e9 * lengths, "attention": 1e9 * lengths**2, "output head": 1e9 + 0 * lengths}
     (ax,) = kv.plots.flops_by_length(lengths, parts, 2, 4).axes
     assert ax.lines[0].get_ydata().tolist() == [2, 4, 6, 8]
     assert ax.lines[1].get_ydata().tolist() == [1, 4, 9, 16]
     assert texts(ax) == ["context ends\nat 4", "equal at\n2 tokens"]
-    assert ax.lines[3].get_xydata().tolist() == [[2, 4]]
+    assert ax.lines[4].get_xydata().tolist() == [[2, 4]]
     (without,) = kv.plots.flops_by_length(lengths, parts, None, 4).axes
     assert texts(without) == ["context ends\nat 4"]
 
@@ -127,6 +127,14 @@ def test_power_laws_fit_only_the_long_texts():
     assert texts(ax) == ["not fitted"]
     assert ax.get_ylabel() == "time (ms) (log scale)"
     assert to_hex(ax.lines[0].get_color()).upper() == COLORS["vermillion"]
+
+
+def test_power_laws_draw_the_line_only_a_little_into_the_short_texts():
+    lengths = [1, 2, 8, 32, 64]
+    (ax,) = kv.plots.power_laws({"attention": (lengths, [9, 9, 64, 1024, 4096])}, 16, "time (ms)", "Timed").axes
+    assert ax.lines[0].get_xdata().tolist() == lengths
+    assert ax.lines[1].get_xdata().tolist() == [2, 8, 32, 64]
+    assert ax.lines[1].get_ydata() == pytest.approx([4, 64, 1024, 4096])
 
 
 @pytest.mark.parametrize(("lengths", "costs"), [([1, 2], [1, 1]), ([8], [3]), ([8, 16], [0, 1])])

@@ -33,15 +33,15 @@ def append(answer):
 
         return write
 
+    roomy = [
+        (normal(1, 1, 6, 2), normal(1, 1, 1, 2, seed=1), 2),
+        (normal(2, 3, 8, 4), normal(2, 3, 3, 4, seed=1), 4),
+        (normal(1, 2, 5, 4), normal(1, 2, 2, 4, seed=1), 0),
+    ]
     fault = compare(
         answer,
         right,
-        cases=[
-            (normal(1, 1, 6, 2), normal(1, 1, 1, 2, seed=1), 2),
-            (normal(2, 3, 8, 4), normal(2, 3, 3, 4, seed=1), 4),
-            (normal(1, 2, 5, 4), normal(1, 2, 2, 4, seed=1), 0),
-            (normal(1, 2, 5, 4), normal(1, 2, 1, 4, seed=1), 4),  # exact fit
-        ],
+        roomy,
         mistakes={
             "it returns every slot, those that hold nothing yet included; return the first length + T": all_slots,
             "it writes over the last token held: the first free slot is number `length`": shifted(-1),
@@ -51,7 +51,7 @@ def append(answer):
             "it returns the tokens held before; the new ones are visible to attention too": _before,
         },
     )
-    return fault or _written_in_place(answer) or _overflow_refused(answer)
+    return fault or _exact_fit_accepted(answer, right) or _written_in_place(answer) or _overflow_refused(answer)
 
 
 def _from_start(keys, new, length):
@@ -61,6 +61,17 @@ def _from_start(keys, new, length):
 
 def _before(keys, new, length):
     return keys[:, :, :length]
+
+
+def _exact_fit_accepted(answer, right) -> str | None:
+    case = normal(1, 2, 5, 4), normal(1, 2, 1, 4, seed=1), 4
+    error = error_of(answer, *case)
+    if isinstance(error, ValueError | IndexError):
+        return (
+            f"with 4 tokens held, 1 new one and 5 slots the tokens fit exactly, but it raises {type(error).__name__}: "
+            f"{error}; refuse only what needs more slots than there are"
+        )
+    return compare(answer, right, [case])
 
 
 def _written_in_place(answer) -> str | None:
@@ -85,7 +96,7 @@ def _overflow_refused(answer) -> str | None:
             return (
                 "with 6 slots, all of them taken, one more token is accepted and lost without a word: raise ValueError"
             )
-        if not isinstance(error, ValueError | IndexError):
+        if not isinstance(error, ValueError):
             return (
                 f"a step that does not fit ends in {type(error).__name__}: {error}; check the room first, and raise "
                 "ValueError with the numbers"
@@ -180,10 +191,13 @@ def chunk_mask(answer):
     return compare(
         answer,
         right,
-        cases=[(2, 3), (0, 4), (4, 1), (5, 4)],
+        cases=[(5, 3), (0, 4), (4, 1), (2, 3)],  # the first: new is neither context nor next to it
         mistakes={
             "the triangle begins at key 0 (top left), so the first new token sees one key; query i stands at "
             "position context + i": lambda context, new: torch.ones(new, context + new).tril().bool(),
+            "the diagonal must be `context`, not `new`": lambda context, new: (
+                torch.ones(new, context + new).tril(new).bool()
+            ),
             "a token does not see itself; its own key counts as well": lambda context, new: right(context, new, -1),
             "each token sees one token that comes after it": lambda context, new: right(context, new, 1),
             "True and False are swapped: True means that the key is seen": lambda context, new: ~right(context, new),

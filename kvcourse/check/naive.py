@@ -31,7 +31,9 @@ def causal_attention(answer):
         right,
         cases=[arrays(3, 4, 2), arrays(7, 3, 5), arrays(1, 8, 8), arrays(6, 16, 2, size=30.0)],
         mistakes={
-            "the scores are not scaled: divide them by the square root of d, the length of one query": wrong(power=0),
+            "the scores are not scaled: divide them by the square root of d, how many numbers a query has": wrong(
+                power=0
+            ),
             "the scores are divided by d itself: divide by its square root, which keeps their spread near 1": wrong(
                 power=1
             ),
@@ -173,7 +175,7 @@ def rows_computed(answer):
 
 @exercise
 def linear_flops(answer):
-    """`linear_flops(config, rows)`: operations of the linear layers of all decoder layers, the head left out."""
+    """`linear_flops(config, rows)`: operations of the linear layers of all decoder layers, the output head left out."""
 
     def right(config, rows):
         return flops(config, rows).linear
@@ -201,7 +203,7 @@ def linear_flops(answer):
             "o_proj is missing: it takes the n_heads x d_head numbers of all heads back to d_model": (
                 lambda c, rows: right(c, rows) - 2 * rows * c.n_layers * c.n_heads * c.d_head * c.d_model
             ),
-            "the head over the vocabulary is counted too; it is asked for the decoder layers alone": (
+            "the output head (over the vocabulary) is counted too; it is asked for the decoder layers alone": (
                 lambda c, rows: right(c, rows) + 2 * rows * c.d_model * c.vocab_size
             ),
             "the number of rows is left out: every row goes through all of these weights": lambda c, rows: right(c, 1),

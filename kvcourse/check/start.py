@@ -63,6 +63,8 @@ def _one_token(answer):
     got = answer([0.7])  # any other exception of the learner's is reported here
     if not isinstance(got, tuple | list) or len(got) != 3:
         return "with one token, return three values too: ttft, an empty list of gaps, and None"
+    if got[1] is None:
+        return "with one token, gaps is an empty list"
     if got[2] is not None:
         return f"with one token there is no gap, so TPOT is not defined; return None for it, yours is {got[2]!r}"
     return diagnose(tuple(got[:2]), (0.7, []))
@@ -95,6 +97,14 @@ def word_times(answer):
             times[len(text.split())] = arrival
         return list(times.values())
 
+    def spaces_only(pieces, arrivals):
+        text, times = "", {}
+        for piece, arrival in zip(pieces, arrivals, strict=True):
+            text += piece
+            if piece.strip():
+                times[text.lstrip(" ").count(" ")] = arrival
+        return list(times.values())
+
     def starts_with_space(pieces, arrivals):
         return [arrival for piece, arrival in zip(pieces, arrivals, strict=True) if piece.startswith(" ")]
 
@@ -106,6 +116,7 @@ def word_times(answer):
             "it gives one time for each token; a word may take several tokens": lambda pieces, arrivals: arrivals,
             "it takes the arrival of a word's first piece; the word is complete with its last": first_piece,
             "a blank or empty piece counts as part of the word before; leave out pieces that show nothing": blanks_too,
+            "it ends a word at spaces only; a line break ends a word too: text.split() cuts at both": spaces_only,
             "it takes every piece that begins with a space for a word: the first word of a line has none, and "
             "a word is complete with its last piece, not its first": starts_with_space,
         },
@@ -113,6 +124,7 @@ def word_times(answer):
 
 
 WAITS = [
+    ([0.125, 0.25, 3.0, 3.25, 3.5], 2.0),
     ([0.125, 0.25, 0.5, 3.0], 2.0),
     ([1.0, 1.125, 1.25, 1.375, 1.75, 2.5], 4.0),  # the fifth word comes late, but the reader is busy until then
     ([1.0, 1.25, 1.5, 1.75], 4.0),  # each word comes exactly when it is wanted
@@ -157,6 +169,12 @@ def first_wait(answer):
             ),
             "a word that arrives just when it is wanted keeps nobody waiting; compare with >, not >=": late(
                 lambda times, i, speed: times[i] >= times[0] + i / speed
+            ),
+            "it multiplies by the speed; at 2 words a second a word takes 1 / 2 second: divide by it": late(
+                lambda times, i, speed: times[i] > times[0] + i * speed
+            ),
+            "it returns -1 for a reader who never waits; return len(times), as many words as there are": lambda *a: (
+                -1 if right(*a) == len(a[0]) else right(*a)
             ),
             "it counts words from 1; return the index, which starts at 0": lambda times, speed: right(times, speed) + 1,
         },
@@ -212,7 +230,7 @@ def hold_back(answer):
                 lambda held, new: ((held + new).decode("latin-1"), b"")
             ),
             "it holds back at most one byte; a character has up to four, so up to three can be waiting": one_byte,
-            "return what is held as bytes, not as a list": lambda held, new: (
+            "return what is held as bytes: bytes(...) makes them of a list or a bytearray": lambda held, new: (
                 right(held, new)[0],
                 list(right(held, new)[1]),
             ),

@@ -13,7 +13,7 @@ PARTS = {  # how each part of the work is drawn, in every picture
     "all together": {"color": COLORS["black"], "linestyle": "-.", "marker": "D"},
     "one step": {"color": COLORS["green"], "linestyle": "-", "marker": "^"},
     "all n steps": {"color": COLORS["black"], "linestyle": "-.", "marker": "D"},
-    "head": {"color": COLORS["green"], "linestyle": ":", "marker": "^"},
+    "output head": {"color": COLORS["green"], "linestyle": ":", "marker": "^"},
 }
 
 
@@ -177,7 +177,8 @@ def growth(lengths, totals: dict):
 @drawing
 def power_laws(series: dict, fit_from: float, ylabel: str, title: str):
     """Measured costs, `{name: (lengths, costs)}`, on log scales, with the power law fitted to lengths >= `fit_from`.
-    The shaded lengths are too short to be fitted: fixed overhead hides the slope there."""
+    The shaded lengths are too short to be fitted: fixed overhead hides the slope there. The line is drawn a little into
+    them, from `fit_from / 8` on, to show how far the points lie above it."""
     fig, ax = new_figure(size=(8.5, 5))
     looks = [*PARTS.values()]
     for number, (name, (lengths, costs)) in enumerate(series.items()):
@@ -188,7 +189,8 @@ def power_laws(series: dict, fit_from: float, ylabel: str, title: str):
         text = f"exponent {exponent:.2f}" if np.isfinite(exponent) else "no fit"
         ax.plot(x, y, look["marker"], color=look["color"], label=f"{name}: {text}")
         if np.isfinite(exponent):
-            ax.plot(x, factor * x**exponent, look["linestyle"], color=look["color"], linewidth=1.6)
+            seen = x[x >= fit_from / 8]
+            ax.plot(seen, factor * seen**exponent, look["linestyle"], color=look["color"], linewidth=1.6)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     shortest = min(min(lengths) for lengths, _ in series.values())

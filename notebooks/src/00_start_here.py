@@ -22,14 +22,20 @@
 # notebook measures what it says, on the machine you sit at. Three things come up again and again.
 #
 # - **Predict, then measure.** Before each main measurement you write down a guess. A wrong guess is worth more than
-#   none. The measured value is then printed beside it.
+#   none. After the measurement one line shows your guess, the *bound* and the measured value. The bound is what a count
+#   or a formula predicts, or the largest difference that is allowed; a note says which. Where there is no bound, the
+#   line leaves it out.
 # - **Exercises.** A function stops with `raise NotImplementedError("your turn")`. Put your code there and run the cell
 #   below it: `kv.check` says whether the answer is right, and if not, what is wrong. Later cells never use your
 #   function, so you may skip an exercise and come back.
 # - **Solutions** are in the folder `notebooks/solutions`: the same notebooks, worked and with their outputs.
 #
 # Run the cells from top to bottom with Shift+Enter. If something looks odd, choose *Restart Kernel and Run All Cells*:
-# guesses, results and progress are kept in a file and survive the restart.
+# guesses, results and progress are kept in a file and survive the restart. Sliders need a running kernel: after
+# reopening a notebook, run their cell again.
+#
+# The course tests 29 plain statements about fast inference: the dict `kvcourse.statements.STATEMENTS` holds them, and
+# each verdict prints the statement that it is about.
 
 # %% [markdown]
 # ## Is everything here?
@@ -56,7 +62,9 @@ print(f"\nPut right first: {', '.join(to_fix)}" if to_fix else "\nEverything is 
 # license ([arXiv 2502.02737](https://arxiv.org/abs/2502.02737)). It is small, so that it runs on a laptop without a
 # GPU. It is built like its large relatives; only the numbers are smaller.
 #
-# If the model is not on this computer yet, the next cell downloads it once (93 MB).
+# If the model is not on this computer yet, the next cell downloads it once. The download is a 4-bit version of 93 MB.
+# On loading, each weight is expanded to an ordinary 32- or 16-bit number. That is why the memory printed below is
+# larger, and why the answers differ a little from those of the published model.
 
 # %% tags=["nbval-ignore-output"]
 lm = kv.load_model("smollm2-135m")
@@ -102,6 +110,8 @@ print(f"{len(sentence.split())} words, {len(ids)} tokens")
 #
 # A chat model has one more secret. It does not see a question, it sees one long text and continues it. The **chat
 # template** writes the conversation into that text, with control tokens such as `<|im_start|>` between the speakers.
+# Below, the user's question is the only message we give it. The first turn is a **system message**, which the template
+# adds by itself.
 
 # %%
 chat_ids = lm.chat([{"role": "user", "content": "Why does dough rise?"}])
@@ -297,9 +307,9 @@ print(f"An average reader takes {AVERAGE:.1f}: the model writes at {rate / AVERA
 # ●●○ · 5 minutes
 #
 # `pieces` and `arrivals` belong together, one of each for each token. Return a list with the time at which each word
-# was complete: when its last piece arrived. Words are what `str.split()` says; a full stop belongs to the word before
-# it. Pieces that show nothing (spaces, line breaks, the empty text of a control token) belong to no word. In all other
-# pieces a space can only be the first character, so no piece holds parts of two words.
+# was complete: when its last piece arrived. Words are what `str.split()` says: a line break ends a word too, and a full
+# stop belongs to the word before it. Pieces that show nothing (spaces, line breaks, the empty text of a control token)
+# belong to no word. In all other pieces a space can only be the first character, so no piece holds parts of two words.
 #
 # Why it matters: tokens a second cannot be compared between models with different vocabularies. Words a second can.
 #
@@ -573,7 +583,7 @@ kv.check.progress("00")
 #
 # - The serving benchmark of vLLM (`vllm bench serve`) reports mean, median and 99th percentile of TTFT, TPOT and ITL
 #   ([vLLM documentation](https://docs.vllm.ai/en/latest/benchmarking/cli/)).
-# - MLPerf Inference limits both figures. For Llama 2 70B on a server (version 4.0) the 99th percentile of TTFT must
+# - MLPerf Inference limits TTFT and TPOT. For Llama 2 70B on a server (version 4.0) the 99th percentile of TTFT must
 #   stay within 2 s, that of TPOT within 200 ms, which is about 240 words a minute: reading speed ([MLCommons
 #   2024](https://mlcommons.org/2024/03/mlperf-llama2-70b/)). The interactive version added in 5.0 asks for 450 ms and
 #   40 ms ([MLCommons 2025](https://mlcommons.org/2025/04/llm-inference-v5/)).

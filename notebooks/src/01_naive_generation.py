@@ -51,7 +51,7 @@ print(scores)
 
 # %% [markdown]
 # A score is the dot product of a query and a key: large where they point the same way. Sums over more numbers spread
-# wider, so the scores are divided by the square root of the vectors' length (here 4 numbers). Then every score of a
+# wider, so the scores are divided by the square root of how many numbers a vector has (here 4). Then every score of a
 # key that stands *after* its query is set to minus infinity: that is the **causal mask**.
 
 # %%
@@ -120,11 +120,11 @@ print("without the mask:", rows_that_move(causal=False))
 # *Why it matters:* this is the whole mixing of tokens in a decoder. Everything later in the course is about doing
 # these lines less often, on fewer bytes, or in another order.
 #
-# <details><summary>Hint 1</summary>Take the steps above in their order: scores, scale, mask, softmax, weighted sum.
-# The mask has to be made for `len(q)` tokens.</details>
+# <details><summary>Hint 1</summary>Take the steps above in their order: scores, scale, mask, softmax, weighted sum. The
+# mask has to be made for <code>len(q)</code> tokens.</details>
 #
-# <details><summary>Hint 2</summary>`masked.max(axis=1, keepdims=True)` is each row's largest score, in a shape that can
-# be subtracted from the matrix. Subtract it after the mask.</details>
+# <details><summary>Hint 2</summary><code>masked.max(axis=1, keepdims=True)</code> is each row's largest score, in a
+# shape that can be subtracted from the matrix. Subtract it after the mask.</details>
 
 
 # %% tags=["exercise"]
@@ -197,10 +197,12 @@ print("same tokens as kv.generate_naive")
 #
 # *Why it matters:* every engine has this loop at its heart. The usual mistakes are by one: a token or a run too many.
 #
-# <details><summary>Hint 1</summary>Take the loop above; after adding a token, look whether it is `stop_id`.</details>
+# <details><summary>Hint 1</summary>Take the loop above; after adding a token, look whether it is
+# <code>stop_id</code>.</details>
 #
-# <details><summary>Hint 2</summary>`model(torch.tensor([prompt + made]))` gives scores `(1, T, vocabulary)`;
-# `[0, -1]` are those after the last token. Return `made`, not `prompt + made`.</details>
+# <details><summary>Hint 2</summary><code>model(torch.tensor([prompt + made]))</code> gives scores
+# <code>(1, T, vocabulary)</code>; <code>[0, -1]</code> are those after the last token. Return <code>made</code>, not
+# <code>prompt + made</code>.</details>
 
 
 # %% tags=["exercise"]
@@ -221,8 +223,14 @@ kv.check.greedy_until(greedy_until)
 # %% [markdown]
 # ## The rows that are run again
 #
+# Statement 3 of the course says: *without the cache, K and V of the whole sequence are computed again at each token;
+# doubling the tokens quadruples the work.* K and V are the keys and values of all rows. The **cache** of notebook 02
+# keeps them; here nothing is kept.
+#
 # Count what this loop does. In each step the model runs *every* row of the text, though all but the last have been
-# through it before. Say what you expect before we count.
+# through it before.
+#
+# **Predict.** How many rows run through each layer in all 48 steps together?
 
 # %%
 new_tokens = 48
@@ -238,8 +246,10 @@ kv.results.predict("01.rows", my_guess, unit="rows", question=question)
 rows_run = []
 k_proj = lm.model.layers[0].self_attn.k_proj
 hook = k_proj.register_forward_hook(lambda module, inputs, output: rows_run.append(output.shape[1]))
-naive = kv.generate_naive(lm.model, prompt, new_tokens)
-hook.remove()
+try:
+    naive = kv.generate_naive(lm.model, prompt, new_tokens)
+finally:
+    hook.remove()  # also when the run is interrupted
 
 print("rows in each step:", rows_run[:6], "...", rows_run[-1])
 expected = sum(len(prompt) + step for step in range(new_tokens))
@@ -320,10 +330,11 @@ kv.plots.show(kv.plots.naive_step_times(rows_run, step_times), alt=alt)
 #
 # *Why it matters:* an exact count finds the mistake by one that a picture hides. Does the model run on the last token?
 #
-# <details><summary>Hint 1</summary>Step 1 runs `prompt_length` rows, step 2 one more, and so on. How many rows does
-# step `new_tokens` run?</details>
+# <details><summary>Hint 1</summary>Step 1 runs <code>prompt_length</code> rows, step 2 one more, and so on. How many
+# rows does step <code>new_tokens</code> run?</details>
 #
-# <details><summary>Hint 2</summary>0 + 1 + ... + (m - 1) = m (m - 1) / 2. Use `//` to keep whole numbers.</details>
+# <details><summary>Hint 2</summary>0 + 1 + ... + (m - 1) = m (m - 1) / 2. Use <code>//</code> to keep whole
+# numbers.</details>
 
 
 # %% tags=["exercise"]
@@ -348,12 +359,13 @@ kv.check.rows_computed(rows_computed)
 # **Attention.** For each head, every query meets every key (`d_head` multiplies and adds), and every weight meets its
 # value (as many again): rows x rows, counted in full, the masked half included.
 #
-# **Head.** The comparison with the vocabulary: 2 x `d_model` x vocabulary for the one row whose scores are asked for.
+# **Output head.** The comparison with the vocabulary (no attention head): 2 x `d_model` x vocabulary for the one row
+# whose scores are asked for.
 
 
 # %%
 def count(n):
-    """FLOPs of one forward pass over n rows: linear layers, attention, head."""
+    """FLOPs of one forward pass over n rows: linear layers, attention, output head."""
     modules = lm.model.layers[0].modules()
     weights = sum(m.weight.numel() for m in modules if isinstance(m, torch.nn.Linear))
     linear = config.n_layers * 2 * weights * n
@@ -362,10 +374,10 @@ def count(n):
     return linear, attention, head
 
 
-print(f"{'tokens':>6} {'linear':>10} {'attention':>10} {'head':>6}  GFLOP")
+print(f"{'tokens':>6} {'linear':>10} {'attention':>10} {'output head':>11}  GFLOP")
 for n in (1, 16, 128, 1024, 8192):
     assert count(n) == kv.flops(config, n)  # the package's formula
-    print(f"{n:>6} {count(n)[0] / 1e9:>10.2f} {count(n)[1] / 1e9:>10.4f} {count(n)[2] / 1e9:>6.3f}")
+    print(f"{n:>6} {count(n)[0] / 1e9:>10.2f} {count(n)[1] / 1e9:>10.4f} {count(n)[2] / 1e9:>11.3f}")
 
 # %% [markdown]
 # A formula is a claim. PyTorch can count the operations of a real run; `SDPBackend.MATH` makes attention run as plain
@@ -385,7 +397,7 @@ assert counted == {"mm": formula.linear + formula.head, "bmm": formula.attention
 print(counted)
 
 # %% [markdown]
-# Equal, to the last operation. One remark on the claim that *K and V* are computed again: they are, but so is
+# Equal, to the last operation. One remark on statement 3, that *K and V* are computed again: they are, but so is
 # everything else of those rows. The matrices that make keys and values are a small part of it:
 
 # %%
@@ -398,18 +410,19 @@ print(f"keys and values: {kv_weights / layer_weights:.1%} of the linear work of 
 #
 # ●●○ · 6 minutes
 #
-# Write the FLOPs of all linear layers of all decoder layers (not the head) from the configuration alone, without a
-# model at hand: `config` has `n_layers`, `d_model`, `d_ff`, `n_heads`, `n_kv_heads`, `d_head`. One layer has seven
+# Write the FLOPs of all linear layers of all decoder layers (not the output head) from the configuration alone, without
+# a model at hand: `config` has `n_layers`, `d_model`, `d_ff`, `n_heads`, `n_kv_heads`, `d_head`. One layer has seven
 # matrices: `q_proj`, `k_proj`, `v_proj`, `o_proj` in attention, `gate_proj`, `up_proj`, `down_proj` in the feed-forward
 # part.
 #
 # *Why it matters:* this line, divided by what a device can do in a second, is the first estimate of any prefill.
 #
-# <details><summary>Hint 1</summary>A matrix that turns `a` numbers into `b` has `a * b` weights. The queries are
-# `n_heads * d_head` numbers, the keys `n_kv_heads * d_head`, and so are the values.</details>
+# <details><summary>Hint 1</summary>A matrix that turns <code>a</code> numbers into <code>b</code> has
+# <code>a * b</code> weights. The queries are <code>n_heads * d_head</code> numbers, the keys
+# <code>n_kv_heads * d_head</code>, and so are the values.</details>
 #
-# <details><summary>Hint 2</summary>`o_proj` turns `n_heads * d_head` numbers into `d_model`; the three feed-forward
-# matrices have `d_model * d_ff` weights each.</details>
+# <details><summary>Hint 2</summary><code>o_proj</code> turns <code>n_heads * d_head</code> numbers into
+# <code>d_model</code>; the three feed-forward matrices have <code>d_model * d_ff</code> weights each.</details>
 
 
 # %% tags=["exercise"]
@@ -431,6 +444,8 @@ kv.check.linear_flops(linear_flops)
 #
 # Linear layers cost the same for each row. Attention costs each row more, the longer the text. At some length the two
 # are equal.
+#
+# **Predict.** At how many tokens does attention cost as much as the linear layers?
 
 # %%
 my_guess = 1000  # PREDICT
@@ -446,10 +461,10 @@ closed_form = layer_weights // (2 * config.n_heads * config.d_head)  # linear = 
 entry = kv.results.measure("01.attention_overtakes", crossing or "never", unit="tokens", bound=closed_form)
 
 # %%
-parts = dict(zip(("linear layers", "attention", "head"), per_step.T, strict=True))
+parts = dict(zip(("linear layers", "attention", "output head"), per_step.T, strict=True))
 alt = (
     "Operations of one step against length: a straight line for the linear layers, a parabola for attention that "
-    "crosses it well before the end of the model's context, and a flat line near zero for the head."
+    "crosses it well before the end of the model's context, and a flat line near zero for the output head."
 )
 kv.plots.show(kv.plots.flops_by_length(lengths, parts, crossing, config.max_seq_len), alt=alt)
 
@@ -467,7 +482,8 @@ print(f"Equal at {closed_form:,} tokens, {side} this model's context of {config.
 # When work grows like length to the power p, doubling the length multiplies it by 2 to the power p. On a picture with
 # two logarithmic axes such growth is a straight line, and its **slope is the exponent** p. One step over n rows has
 # exponents 1 (linear layers) and 2 (attention). Writing a text of n tokens from an empty page is a sum of n such steps.
-# What are the exponents of the sums?
+#
+# **Predict.** What are the two exponents of the sums, for the linear layers and for attention?
 
 # %%
 my_guess = 2  # PREDICT
@@ -511,7 +527,7 @@ kv.plots.show(kv.plots.growth(some, series), alt=alt)
 # %% [markdown]
 # Summing raises each exponent by one: 1 + 2 + ... + n is about n²/2, and 1 + 4 + ... + n² is about n³/3. All
 # together start at 2, and bend upwards where attention begins to count. At the very left the slopes are lower: there
-# the head, which costs the same in every step, and the first few terms of the sums weigh in.
+# the output head, which costs the same in every step, and the first few terms of the sums weigh in.
 
 # %% [markdown]
 # ### Exercise: fit_exponent
@@ -524,7 +540,7 @@ kv.plots.show(kv.plots.growth(some, series), alt=alt)
 #
 # <details><summary>Hint 1</summary>log(cost) = log(c) + p · log(length) is a straight line. What is p in it?</details>
 #
-# <details><summary>Hint 2</summary>`np.polyfit(x, y, 1)` fits a line and returns its slope first.</details>
+# <details><summary>Hint 2</summary><code>np.polyfit(x, y, 1)</code> fits a line and returns its slope first.</details>
 
 
 # %% tags=["exercise"]
@@ -544,6 +560,8 @@ kv.check.fit_exponent(fit_exponent)
 #
 # Now the clock. First one layer's two parts alone, each for rows enough that overhead is small. A GPU needs far longer
 # texts for that, so the lengths depend on the device.
+#
+# **Predict.** In one run over n rows, with which power of n does the time of attention grow?
 
 # %%
 my_guess = 2  # PREDICT
@@ -597,12 +615,13 @@ kv.plots.show(figure, alt=alt)
 # the processor's own caches fill up, and a fused attention may skip the masked half in blocks, which helps long texts
 # more than short ones.
 #
-# Now whole steps, all layers and the head. For the total time of a text we would have to time every step. We time a few
-# lengths, read the steps between them off straight lines, and add up. (Steps below the shortest length are taken to be
-# as slow as that one.)
+# Now whole steps, all layers and the output head. For the total time of a text we would have to time every step. We
+# time a few lengths from 1 token on, read the steps between them off straight lines, and add up.
 
 # %% tags=["nbval-ignore-output"]
-step_lengths = [n for n in (fit_from // 4 * 2**i for i in range(6)) if n <= config.max_seq_len]
+longest = min(8 * fit_from, config.max_seq_len)
+doubled_lengths = [32 * 2**i for i in range(9) if 32 * 2**i <= longest]
+step_lengths = [1, 2, 8, *doubled_lengths]
 
 
 def step_time(n):
@@ -614,7 +633,7 @@ step_seconds = [step_time(n) for n in step_lengths]
 each_step = np.interp(np.arange(1, step_lengths[-1] + 1), step_lengths, step_seconds)
 time_until = each_step.cumsum()  # seconds for a text of 1, 2, 3, ... tokens
 for n, seconds in zip(step_lengths, step_seconds, strict=True):
-    print(f"{n:>5} tokens: {seconds * 1000:8.1f} ms a step, {time_until[n - 1]:8.1f} s for the whole text")
+    print(f"{n:>5} tokens: {seconds * 1000:8.1f} ms a step, {time_until[n - 1]:8.3f} s for the whole text")
 
 # %% tags=["nbval-ignore-output"]
 total_seconds = [time_until[n - 1] for n in step_lengths]
@@ -633,7 +652,10 @@ kv.plots.show(kv.plots.power_laws(whole, fit_from, "time (s)", "The whole model,
 # %% [markdown]
 # ## Doubling the text
 #
-# The plain statement is: *doubling the tokens quadruples the work*. Test it: work for 2n tokens divided by work for n.
+# Statement 3 ends: *doubling the tokens quadruples the work*. Test it: work for 2n tokens divided by work for n, for
+# pairs n and 2n that were both timed, from 32 tokens on.
+#
+# **Predict.** For the longest such pair: how many times the time does twice the text take?
 
 # %%
 my_guess = 4  # PREDICT
@@ -641,7 +663,7 @@ question = "Twice the tokens (the longest pair we timed): how many times the tim
 kv.results.predict("01.doubling", my_guess, unit="times", question=question)
 
 # %% tags=["nbval-ignore-output"]
-halves = np.array(step_lengths[:-1])
+halves = np.array(doubled_lengths[:-1])
 by_time = time_until[2 * halves - 1] / time_until[halves - 1]
 all_parts = totals.sum(1)
 by_count = all_parts[2 * halves - 1] / all_parts[halves - 1]
@@ -683,8 +705,9 @@ for prompt_length in (1, 100, 1000):
 kv.results.summary("01")
 
 # %% [markdown]
-# The statement was: *without the cache, K and V of the whole sequence are computed again at each token; doubling the
-# tokens quadruples the work.* The verdict, from the numbers above:
+# The verdict on statement 3, from the numbers above. It is *wrong as said* if some step ran fewer rows than the text
+# had, or if the exponent of the linear layers is not within 0.1 of 2. If both are as said, but attention's exponent is
+# above 2.5, the statement *holds with a condition*.
 
 # %% tags=["nbval-ignore-output"]
 linear, attention = (kv.results.get(f"01.{name}_exponent").measured for name in ("linear", "attention"))
@@ -725,8 +748,9 @@ kv.check.progress("01")
 #
 # - Attention as computed here is that of *Attention Is All You Need* (arXiv 1706.03762, section 3.2), the square root
 #   and the mask included. Key/value heads shared by several query heads are grouped-query attention (arXiv 2305.13245).
-# - No engine generates text with the naive loop. It lives on as the reference that faster versions are tested against.
-#   In Hugging Face Transformers the cache is on by default (`use_cache` in the documentation of `GenerationConfig`).
+# - No serving engine uses the naive loop by default. It lives on as the reference that faster versions are tested
+#   against. In Hugging Face Transformers the cache is on by default (`use_cache` in the documentation of
+#   `GenerationConfig`).
 # - Running all rows at once is not naive where all of them are needed: training and scoring a given text do just this.
 # - FlashAttention (arXiv 2205.14135) computes exact attention without ever storing the matrix of weights. It moves far
 #   fewer bytes; the number of operations remains quadratic in the length of the text.
