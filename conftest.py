@@ -15,7 +15,8 @@ def pytest_configure(config):
     # A test run must not touch the learner's own guesses and progress.
     os.environ["KVCOURSE_RESULTS"] = tempfile.mkdtemp(prefix="kvcourse-results-")
     os.environ.setdefault("TQDM_MININTERVAL", "5")
-    share_cores(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # in a worker; what the controller sets, the workers would inherit
+        share_cores(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
 
 
 def share_cores(workers: int) -> None:

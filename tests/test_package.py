@@ -93,6 +93,14 @@ def test_every_public_name_exists_and_none_hides_a_module():
         kv.no_such_name  # noqa: B018
 
 
+@pytest.mark.skipif("PYTEST_XDIST_WORKER_COUNT" not in os.environ, reason="no other worker shares the cores")
+def test_workers_share_the_cores():
+    """Two workers with two threads each on two cores made every notebook several times slower."""
+    share = max(1, os.cpu_count() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    assert int(os.environ["OMP_NUM_THREADS"]) <= share
+    assert int(run("import torch; print(torch.get_num_threads())")) <= share
+
+
 @pytest.mark.smollm2
 def test_no_network_is_used_once_the_model_is_fetched():
     code = """
