@@ -9,9 +9,10 @@ import torch
 
 from kvcourse.config import ModelConfig
 from kvcourse.device import resolve
-from kvcourse.generation import Texts, decode, warm_up
+from kvcourse.generation import decode, warm_up
 from kvcourse.metrics import Generation
 from kvcourse.model import Transformer
+from kvcourse.texts import Texts
 from kvcourse.tokenizer import StreamDecoder, Tokenizer
 from kvcourse.weights.fetch import SOURCES, model_file
 from kvcourse.weights.gguf_file import read_gguf

@@ -9,6 +9,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import kvcourse as kv
 
+# The shape of SmolLM2-135M, for closed forms that need no weights.
+SMOLLM2 = kv.ModelConfig(
+    vocab_size=49152,
+    n_layers=30,
+    n_heads=9,
+    n_kv_heads=3,
+    d_model=576,
+    d_ff=1536,
+    max_seq_len=8192,
+    tie_embeddings=True,
+)
+
 TEXT = 96  # tokens: long enough for a wrong rotary base to show
 
 

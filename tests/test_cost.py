@@ -2,22 +2,12 @@
 
 import pytest
 import torch
-from reference import random_tokens, small_config, small_model
+from reference import SMOLLM2, random_tokens, small_config, small_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import kvcourse as kv
 
-SMOLLM2 = kv.ModelConfig(
-    vocab_size=49152,
-    n_layers=30,
-    n_heads=9,
-    n_kv_heads=3,
-    d_model=576,
-    d_ff=1536,
-    max_seq_len=8192,
-    tie_embeddings=True,
-)
 CONFIGS = [
     small_config(),
     small_config(n_kv_heads=1, d_head=16),

