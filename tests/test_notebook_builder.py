@@ -422,7 +422,8 @@ def test_nbval_accepts_what_is_built_and_sees_a_changed_output(copy):
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True)
     assert done.returncode == 1 and "1 failed, 9 passed" in done.stdout, done.stdout
-    assert "changed.ipynb::Cell 1" in done.stdout.splitlines()[-2]
+    failures = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    assert len(failures) == 1 and "changed.ipynb::Cell 1" in failures[0], done.stdout
 
 
 def test_a_notebook_that_somebody_worked_in_is_not_replaced(course):
