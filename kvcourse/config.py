@@ -7,10 +7,14 @@ import math
 from dataclasses import dataclass
 from operator import index
 
+from kvcourse.rope import RopeScaling
+
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Shape of a decoder-only transformer (Llama family: RMSNorm, RoPE, grouped-query attention, SwiGLU).
+
+    The last six fields are what Mistral, Qwen2 and Qwen3 add: they are Llama models but for those.
 
     The field names are the letters of the shapes used everywhere: queries are `(B, n_heads, T, d_head)`,
     keys and values `(B, n_kv_heads, T, d_head)`.
@@ -31,6 +35,12 @@ class ModelConfig:
     rope_theta: float = 10_000.0  # base of the rotary frequencies
     norm_eps: float = 1e-5
     tie_embeddings: bool = False  # the output head reuses the embedding matrix
+    rope_scaling: RopeScaling | None = None  # how the rotary frequencies were stretched for longer texts
+    window: int | tuple[int | None, ...] | None = None  # latest tokens seen, own one included; a tuple: per layer
+    qkv_bias: bool = False  # the q, k and v projections add a bias
+    o_bias: bool = False  # so does the one after attention
+    mlp_bias: bool = False  # so do the three of the feed-forward layer
+    qk_norm: bool = False  # RMSNorm over each head of q and k, before rotation
 
     def __post_init__(self):
         if self.n_kv_heads is None:
@@ -54,6 +64,25 @@ class ModelConfig:
             )
         for name in ("rope_theta", "norm_eps"):
             require_number(name, getattr(self, name))
+        if not isinstance(self.rope_scaling, RopeScaling | None):
+            raise ValueError(f"rope_scaling={self.rope_scaling!r} must be None or a RopeScaling of kvcourse.rope.")
+        if self.rope_scaling is not None:
+            self.rope_scaling.check(self.d_head)
+        self.check_window()
+
+    def check_window(self) -> None:
+        if isinstance(self.window, list | tuple):
+            windows = tuple(None if w is None else require_whole("window", w) for w in self.window)
+            if len(windows) != self.n_layers:
+                raise ValueError(f"window has {len(windows)} entries, but there are n_layers={self.n_layers} layers.")
+            object.__setattr__(self, "window", windows)
+        elif self.window is not None:
+            object.__setattr__(self, "window", require_whole("window", self.window))
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """For each layer, how many tokens a query sees, its own included; None: all earlier ones."""
+        return self.window if isinstance(self.window, tuple) else (self.window,) * self.n_layers
 
     @property
     def group_size(self) -> int:

@@ -39,19 +39,25 @@ def flops(config: ModelConfig, new_tokens: int, context: int = 0, batch_size: in
 
     Prefill of n tokens is `flops(config, n)`, a decode step `flops(config, 1, context)`. Attention is counted as the
     full rectangle of new tokens x all tokens, masked part included, as the flop counter does; a kernel that skips
-    the masked half of a long prefill does about half of it. `last_only` runs the head for one row of each text.
+    the masked half of a long prefill does about half of it. A layer with a window reads no key that all the new tokens
+    have left behind. `last_only` runs the head for one row of each text.
     """
     new_tokens, context, batch_size = require_pass(new_tokens, context, batch_size)
     c, rows = config, batch_size * new_tokens
     q_size, kv_size = c.n_heads * c.d_head, c.n_kv_heads * c.d_head
     layer = c.d_model * (q_size + 2 * kv_size) + q_size * c.d_model + 3 * c.d_model * c.d_ff
-    attention = 2 * c.n_heads * c.d_head * (context + new_tokens)  # scores, then the weighted sum of values
+    keys = sum(new_tokens + held for held in earlier_tokens(config, context))  # over all layers
     head_rows = batch_size if last_only else rows
     return Flops(
         linear=2 * rows * c.n_layers * layer,
-        attention=2 * rows * c.n_layers * attention,
+        attention=2 * rows * 2 * c.n_heads * c.d_head * keys,  # scores, then the weighted sum of values
         head=2 * head_rows * c.d_model * c.vocab_size,
     )
+
+
+def earlier_tokens(config: ModelConfig, context: int) -> list[int]:
+    """For each layer, how many of `context` earlier tokens the next token reads: all, or those its window reaches."""
+    return [context if window is None else min(context, window - 1) for window in config.windows]
 
 
 def parameters(config: ModelConfig) -> int:
@@ -59,6 +65,8 @@ def parameters(config: ModelConfig) -> int:
     c = config
     q_size, kv_size = c.n_heads * c.d_head, c.n_kv_heads * c.d_head
     layer = 2 * c.d_model * (q_size + kv_size) + 3 * c.d_model * c.d_ff + 2 * c.d_model
+    layer += c.qkv_bias * (q_size + 2 * kv_size) + c.o_bias * c.d_model + c.mlp_bias * (2 * c.d_ff + c.d_model)
+    layer += c.qk_norm * 2 * c.d_head
     matrices = 1 if c.tie_embeddings else 2
     return c.n_layers * layer + c.d_model + matrices * c.vocab_size * c.d_model
 
@@ -83,12 +91,22 @@ def bytes_moved(config: ModelConfig, new_tokens: int, context: int = 0, batch_si
     """
     new_tokens, context, batch_size = require_pass(new_tokens, context, batch_size)
     rows = batch_size * new_tokens
+    read = sum(earlier_tokens(config, context))  # over all layers, where `cache_bytes` takes the same for each
     unread = 0 if config.tie_embeddings else (config.vocab_size - min(rows, config.vocab_size)) * config.d_model
     return Bytes(
         weights=weight_bytes(config, bits) - int(unread * bits / 8),
-        cache_read=cache_bytes(config, context, batch_size, bits),
+        cache_read=cache_bytes(config, read, batch_size, bits) // config.n_layers,
         cache_written=cache_bytes(config, new_tokens, batch_size, bits),
     )
+
+
+def price_per_million(tokens_per_second: float, dollars_per_hour: float) -> float:
+    """Dollars that a million tokens cost on a machine that does so many a second and costs so much an hour.
+
+    Raises `ValueError` unless both are numbers above 0.
+    """
+    hours = 1e6 / require_number("tokens_per_second", tokens_per_second) / 3600
+    return hours * require_number("dollars_per_hour", dollars_per_hour)
 
 
 def require_pass(new_tokens, context, batch_size) -> tuple[int, int, int]:

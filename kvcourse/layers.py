@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kvcourse.rope import RopeScaling, amplitude, frequencies
+
 PADDING = -1  # the position of a token, or of a slot, that holds nothing
 
 
@@ -32,9 +34,9 @@ class RMSNorm(nn.Module):
 class SwiGLU(nn.Module):
     """The feed-forward layer of the Llama family: down(silu(gate(x)) * up(x)) (arXiv 2002.05202, section 2)."""
 
-    def __init__(self, d_model: int, d_ff: int, device=None, dtype=None):
+    def __init__(self, d_model: int, d_ff: int, bias: bool = False, device=None, dtype=None):
         super().__init__()
-        where = {"bias": False, "device": device, "dtype": dtype}
+        where = {"bias": bias, "device": device, "dtype": dtype}
         self.gate_proj = nn.Linear(d_model, d_ff, **where)
         self.up_proj = nn.Linear(d_model, d_ff, **where)
         self.down_proj = nn.Linear(d_ff, d_model, **where)
@@ -44,16 +46,17 @@ class SwiGLU(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-def rotary_tables(positions: Tensor, d_head: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary angles, `(B, 1, T, d_head)` each, always in float32 (arXiv 2104.09864).
+def rotary_tables(
+    positions: Tensor, d_head: int, theta: float, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary angles at positions `(B, T)`: `(B, 1, T, d_head)` each, always in float32.
 
-    Pair i of a head turns by `position * theta**(-2i / d_head)` radians. In half precision a position such as
-    4097 cannot even be written down, so the angles are worked out in float32 whatever the model computes in.
+    Pair i of a head turns by `position * frequencies(...)[i]` radians (arXiv 2104.09864). In half precision a position
+    such as 4097 cannot even be written down, so angles are worked out in float32 whatever the model computes in.
     """
-    inverse = theta ** (-torch.arange(0, d_head, 2, device=positions.device, dtype=torch.float32) / d_head)
-    angles = positions[:, None, :, None].float() * inverse
+    angles = positions[:, None, :, None].float() * frequencies(d_head, theta, scaling).to(positions.device)
     angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
+    return angles.cos() * amplitude(scaling), angles.sin() * amplitude(scaling)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -64,14 +67,18 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + turned * sin).to(x.dtype)
 
 
-def visible(positions: Tensor, key_positions: Tensor) -> Tensor:
+def visible(positions: Tensor, key_positions: Tensor, window: int | None = None) -> Tensor:
     """Which key each query may look at, `(B, 1, T, S)` bool, from positions `(B, T)` and key positions `(B, S)`.
 
-    A query sees keys at its own position or before; an empty slot (position -1) is seen by nobody. A padding
-    query has nothing to see: it is shown everything, so that its softmax is a number, and nobody reads its row.
+    A query sees keys at its own position or before; with a `window` of W, the W latest of those, its own included
+    (arXiv 2310.06825, section 2). An empty slot (position -1) is seen by nobody. A padding query has nothing to see:
+    it is shown everything, so that its softmax is a number, and nobody reads its row.
     """
     query, key = positions[:, None, :, None], key_positions[:, None, None, :]
-    return ((key >= 0) & (key <= query)) | (query == PADDING)
+    seen = (key >= 0) & (key <= query)
+    if window is not None:
+        seen &= query - key < window
+    return seen | (query == PADDING)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:

@@ -20,11 +20,15 @@ class Attention(nn.Module):
         super().__init__()
         self.d_head = config.d_head
         q_size, kv_size = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
-        where = {"bias": False, "device": device, "dtype": dtype}
-        self.q_proj = nn.Linear(config.d_model, q_size, **where)
-        self.k_proj = nn.Linear(config.d_model, kv_size, **where)
-        self.v_proj = nn.Linear(config.d_model, kv_size, **where)
-        self.o_proj = nn.Linear(q_size, config.d_model, **where)
+        where = {"device": device, "dtype": dtype}
+        self.q_proj = nn.Linear(config.d_model, q_size, config.qkv_bias, **where)
+        self.k_proj = nn.Linear(config.d_model, kv_size, config.qkv_bias, **where)
+        self.v_proj = nn.Linear(config.d_model, kv_size, config.qkv_bias, **where)
+        self.o_proj = nn.Linear(q_size, config.d_model, config.o_bias, **where)
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.d_head, config.norm_eps, **where)
+            self.k_norm = RMSNorm(config.d_head, config.norm_eps, **where)
 
     def split(self, x: Tensor) -> Tensor:
         """`(B, T, heads * D)` -> `(B, heads, T, D)`."""
@@ -32,10 +36,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, layer: int, rotary: tuple[Tensor, Tensor], step: Step) -> Tensor:
         """x `(B, T, d_model)` -> same shape."""
-        q = rotate(self.split(self.q_proj(x)), *rotary)
-        k = rotate(self.split(self.k_proj(x)), *rotary)
-        v = self.split(self.v_proj(x))
-        out = step.attend(layer, q, k, v)
+        q, k, v = (self.split(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        out = step.attend(layer, rotate(q, *rotary), rotate(k, *rotary), v)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -47,7 +51,7 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.d_model, config.norm_eps, device, dtype)
         self.self_attn = Attention(config, device, dtype)
         self.post_attention_layernorm = RMSNorm(config.d_model, config.norm_eps, device, dtype)
-        self.mlp = SwiGLU(config.d_model, config.d_ff, device, dtype)
+        self.mlp = SwiGLU(config.d_model, config.d_ff, config.mlp_bias, device, dtype)
 
     def forward(self, x: Tensor, layer: int, rotary: tuple[Tensor, Tensor], step: Step) -> Tensor:
         """x `(B, T, d_model)` -> same shape."""
@@ -103,13 +107,17 @@ class Transformer(nn.Module):
         self.check_positions(tokens, positions)
         with cache.step(positions) as step:
             x = self.embed_tokens(tokens)
-            cos, sin = rotary_tables(positions.to(self.device), self.config.d_head, self.config.rope_theta)
+            rotary = self.rotary(positions.to(self.device))
             for index, layer in enumerate(self.layers):
-                x = layer(x, index, (cos, sin), step)
+                x = layer(x, index, rotary, step)
             if last_only:
                 last = (positions != PADDING).sum(1).sub(1).clamp(min=0).to(self.device)
                 x = x.take_along_dim(last[:, None, None], dim=1)
             return self.head(self.norm(x))
+
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines for positions `(B, T)`, `(B, 1, T, d_head)` each: the same for every layer."""
+        return rotary_tables(positions, self.config.d_head, self.config.rope_theta, self.config.rope_scaling)
 
     def head(self, x: Tensor) -> Tensor:
         """x `(B, T, d_model)` -> logits `(B, T, vocab_size)`."""

@@ -62,7 +62,7 @@ def test_chunks_at_wrong_positions_show(model, monkeypatch):
     import kvcourse.model
 
     right = kvcourse.model.rotary_tables
-    monkeypatch.setattr(kvcourse.model, "rotary_tables", lambda p, d, theta: right(p - p[:, :1], d, theta))
+    monkeypatch.setattr(kvcourse.model, "rotary_tables", lambda p, *rest: right(p - p[:, :1], *rest))
     cache = kv.DenseCache(model.config, device="cpu", dtype=torch.float32)
     (cached,) = feed(model, cache, [row], in_chunks(23, 8))
     assert largest_difference(cached, model(torch.tensor([row]))[0]) > 0.1
@@ -76,6 +76,69 @@ def test_rows_of_unequal_length_equal_each_row_alone(model, size):
     assert cache.lengths == [3, 40, 17] and cache.length == 40
     for row, logits in zip(rows, batch, strict=True):
         assert largest_difference(logits, model(torch.tensor([row]))[0]) < 1e-4
+
+
+@pytest.mark.parametrize("window", [1, 8, (4, None), (None, 16)])
+@pytest.mark.parametrize("size", [1, 3, 7, 8, 9, 64])
+def test_windowed_layers_equal_the_model_without_a_cache(window, size):
+    model = small_model(small_config(window=window))
+    rows = [random_tokens(n, seed=n).tolist() for n in (60, 60)]
+    for chunks in (in_chunks(60, size), [30] + [1] * 30):
+        cache = kv.DenseCache(model.config, batch_size=2, device="cpu", dtype=torch.float32)
+        for row, logits in zip(rows, feed(model, cache, rows, chunks), strict=True):
+            assert largest_difference(logits, model(torch.tensor([row]))[0]) < 1e-4
+
+
+@pytest.mark.parametrize("window", [1, 8, (4, None)])
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_windowed_rows_of_unequal_length_equal_each_row_alone(window, size):
+    model = small_model(small_config(window=window))
+    rows = [random_tokens(n, seed=n).tolist() for n in (3, 40, 17)]
+    cache = kv.DenseCache(model.config, batch_size=3, max_len=64, device="cpu", dtype=torch.float32)
+    for row, logits in zip(rows, feed(model, cache, rows, in_chunks(40, size)), strict=True):
+        assert largest_difference(logits, model(torch.tensor([row]))[0]) < 1e-4
+
+
+@pytest.mark.parametrize("steps", [[9], [3, 6], [8, 1], [1] * 9])
+def test_a_window_of_4_sees_four_tokens_in_prefill_and_decode(steps):
+    """One layer: the last logits depend on tokens 5 to 8 of nine, and on no other."""
+    model = small_model(small_config(n_layers=1, window=4))
+    row = random_tokens(9).tolist()
+
+    def last(row):
+        cache = kv.DenseCache(model.config, device="cpu", dtype=torch.float32)
+        return feed(model, cache, [row], steps)[0][-1]
+
+    changed = [row[:i] + [(row[i] + 1) % 97] + row[i + 1 :] for i in range(9)]
+    moved = [largest_difference(last(other), last(row)) > 1e-4 for other in changed]
+    assert moved == [False] * 5 + [True] * 4
+
+
+def test_a_window_that_decode_forgets_shows():
+    """The partner: prefill windowed, decode over everything."""
+    model, wide = small_model(small_config(window=8)), small_model()
+    row = random_tokens(40).tolist()
+    cache = kv.DenseCache(wide.config, device="cpu", dtype=torch.float32)
+    (logits,) = feed(wide, cache, [row], [40])
+    assert largest_difference(logits, model(torch.tensor([row]))[0]) > 0.1
+
+
+@pytest.mark.parametrize("rows", [[20, 20], [20, 12]])
+def test_truncate_takes_tokens_back(model, rows):
+    """Guesses are tried and taken back; the text that goes on is the one without them."""
+    texts = [random_tokens(n + 6, seed=n).tolist() for n in rows]
+    cache = kv.DenseCache(model.config, batch_size=2, max_len=32, device="cpu", dtype=torch.float32)
+    kept = min(rows)
+    feed(model, cache, [text[:n] for text, n in zip(texts, rows, strict=True)], [20])
+    cache.truncate(kept)
+    assert cache.lengths == [kept, kept] and not cache.keys[:, :, :, kept:].any()
+    rest = feed(model, cache, [text[kept : kept + 6] for text in texts], [6])
+    for text, logits in zip(texts, rest, strict=True):
+        assert largest_difference(logits, model(torch.tensor([text[: kept + 6]]))[0, kept:]) < 1e-4
+    cache.truncate(100)  # more than it holds: nothing to forget
+    assert cache.lengths == [kept + 6, kept + 6]
+    with pytest.raises(ValueError, match="length=-1"):
+        cache.truncate(-1)
 
 
 def test_exact_fit_and_one_token_more(model):

@@ -48,3 +48,31 @@ def test_numpy_integers_become_ints():
 
     config = kv.ModelConfig(**{name: np.int32(size) for name, size in SIZES.items()})
     assert config == kv.ModelConfig(**SIZES) and type(config.d_head) is int
+
+
+def test_a_window_is_one_number_or_one_for_each_layer():
+    assert kv.ModelConfig(**SIZES).windows == (None, None)
+    assert kv.ModelConfig(**SIZES, window=4).windows == (4, 4)
+    assert kv.ModelConfig(**SIZES, window=[4, None]).windows == (4, None)
+    hash(kv.ModelConfig(**SIZES, window=[4, None]))
+
+
+@pytest.mark.parametrize("window", [0, -1, 2.5, True, (4, 0), "4"])
+def test_a_window_below_one_token_is_refused(window):
+    """0 must not come to mean that nothing, or that everything, is visible."""
+    with pytest.raises(ValueError, match="window="):
+        kv.ModelConfig(**SIZES, window=window)
+
+
+def test_a_window_for_each_layer_counts_them():
+    with pytest.raises(ValueError, match="window has 3 entries, but there are n_layers=2"):
+        kv.ModelConfig(**SIZES, window=(1, 2, 3))
+
+
+def test_rope_scaling_must_be_one_that_fits():
+    from kvcourse.rope import PairScaling
+
+    with pytest.raises(ValueError, match="rope_scaling={'factor': 8} must be None or a RopeScaling"):
+        kv.ModelConfig(**SIZES, rope_scaling={"factor": 8})
+    with pytest.raises(ValueError, match="3 divisors, but a head has 4 pairs"):
+        kv.ModelConfig(**SIZES, rope_scaling=PairScaling((1, 2, 3)))

@@ -12,6 +12,9 @@ CONFIGS = [
     small_config(),
     small_config(n_kv_heads=1, d_head=16),
     small_config(n_kv_heads=8, tie_embeddings=True),
+    small_config(qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm=True),
+    small_config(window=(8, None)),
+    small_config(window=1),
 ]
 
 
@@ -74,6 +77,27 @@ def test_bytes_moved_by_hand():
     assert moved.total == moved.weights + moved.cache_read + moved.cache_written
     tied = small_config(tie_embeddings=True)
     assert kv.bytes_moved(tied, 1, bits=32).weights == kv.weight_bytes(tied, 32)
+
+
+def test_a_window_bounds_what_a_step_reads():
+    """Window 8: of 100 earlier tokens a decode step reads 7, and keys and values are 2 x 2 heads x 8 numbers each."""
+    numbers = 2 * 2 * 8
+    for config, tokens in [
+        (small_config(window=8), 7 + 7),
+        (small_config(window=(8, None)), 7 + 100),
+        (small_config(window=200), 100 + 100),
+    ]:
+        assert kv.bytes_moved(config, 1, context=100, bits=32).cache_read == tokens * numbers * 4
+        assert kv.flops(config, 1, context=100).attention == 2 * 2 * 8 * 8 * (tokens + 2)
+
+
+def test_price_by_hand():
+    """1,000 tokens a second are 3.6 million an hour."""
+    assert kv.price_per_million(1000, 3.6) == pytest.approx(1.0)
+    assert kv.price_per_million(10, 3.6) == pytest.approx(100.0)
+    for rate, price in [(0, 1), (-5, 1), (1, 0), (float("inf"), 1), (1, float("nan"))]:
+        with pytest.raises(ValueError, match="must be a number greater than 0"):
+            kv.price_per_million(rate, price)
 
 
 def test_sizes_out_of_range_are_refused_and_numpy_integers_do_not_wrap_around():

@@ -75,6 +75,13 @@ def test_visible_follows_positions_not_slots():
     assert mask[0, 0, 0].tolist() == [True, True, False, True]
 
 
+def test_a_window_counts_the_token_itself():
+    positions = torch.tensor([[0, 1, 5, -1]])
+    mask = visible(positions, torch.arange(6)[None], window=2)[0, 0].int().tolist()
+    assert mask == [[1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1]]
+    assert visible(positions, torch.arange(6)[None], window=1)[0, 0, 2].int().tolist() == [0, 0, 0, 0, 0, 1]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_padding_rows_are_numbers(dtype):
     """A softmax over nothing is NaN, and NaN times 0 is NaN: it would spread in the next layer."""

@@ -70,6 +70,12 @@ class Cache(ABC):
         self.lengths = [0] * self.batch_size
         self.wipe()
 
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens of each row; guesses that turned out wrong are taken back so."""
+        length = require_whole("length", length, least=0)
+        self.lengths = [min(held, length) for held in self.lengths]
+        self.wipe()
+
     def wipe(self) -> None:  # noqa: B027 (a cache that keeps nothing has nothing to clear)
         """Clear what was written beyond `lengths`. A masked key counts with weight 0, but 0 x NaN is NaN."""
 

@@ -79,17 +79,24 @@ class UniformStep(Step):
     def __init__(self, cache: DenseCache, positions: Tensor):
         self.cache = cache
         self.start, self.stop = int(positions[0, 0]), int(positions[0, -1]) + 1
-        self.causal = self.start == 0
-        self.mask = None
-        if not self.causal and positions.shape[1] > 1:  # one new token sees everything: no mask
-            row = positions[:1].to(cache.device)
-            self.mask = visible(row, torch.arange(self.stop, device=cache.device)[None])
+        self.views = {window: self.view(window) for window in set(cache.config.windows)}
+
+    def view(self, window: int | None) -> tuple[int, Tensor | None, bool]:
+        """What a layer with this window reads: from which slot on, under which mask, or causally without one."""
+        first = 0 if window is None else max(0, self.start - window + 1)
+        if self.start == 0 and (window is None or self.stop <= window):
+            return first, None, True
+        if self.stop - self.start == 1:  # one new token sees everything from `first` on: no mask
+            return first, None, False
+        slots = torch.arange(self.stop, device=self.cache.device)[None]
+        return first, visible(slots[:, self.start :], slots[:, first:], window), False
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys[:, :, self.start : self.stop] = k
         values[:, :, self.start : self.stop] = v
-        return attention(q, keys[:, :, : self.stop], values[:, :, : self.stop], self.mask, self.causal)
+        first, mask, causal = self.views[self.cache.config.windows[layer]]
+        return attention(q, keys[:, :, first : self.stop], values[:, :, first : self.stop], mask, causal)
 
 
 class RaggedStep(Step):
@@ -103,7 +110,7 @@ class RaggedStep(Step):
         self.stop = int(held.max())
         slots = torch.arange(self.stop)[None]
         key_positions = slots.masked_fill(slots >= held[:, None], -1)
-        self.mask = visible(positions, key_positions).to(cache.device)
+        self.masks = {w: visible(positions, key_positions, w).to(cache.device) for w in set(cache.config.windows)}
         rows, columns = (positions >= 0).nonzero(as_tuple=True)
         self.slots = positions[rows, columns].to(cache.device)
         self.rows, self.columns = rows.to(cache.device), columns.to(cache.device)
@@ -112,4 +119,5 @@ class RaggedStep(Step):
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys[self.rows, :, self.slots] = k[self.rows, :, self.columns]
         values[self.rows, :, self.slots] = v[self.rows, :, self.columns]
-        return attention(q, keys[:, :, : self.stop], values[:, :, : self.stop], self.mask)
+        mask = self.masks[self.cache.config.windows[layer]]
+        return attention(q, keys[:, :, : self.stop], values[:, :, : self.stop], mask)

@@ -13,7 +13,7 @@ class NoCache(Cache):
     nbytes = 0
 
     def begin(self, positions: Tensor) -> Step:
-        return NoCacheStep(positions)
+        return NoCacheStep(positions, self.config.windows)
 
     def count_new(self, positions: Tensor) -> list[int]:
         """Nothing is kept, so the length stays 0. Any positions will do: keys bring their own."""
@@ -21,15 +21,16 @@ class NoCache(Cache):
 
 
 class NoCacheStep(Step):
-    def __init__(self, positions: Tensor):
-        self.positions = positions
+    def __init__(self, positions: Tensor, windows: tuple[int | None, ...]):
+        self.positions, self.windows = positions, windows
         self.causal = bool((positions == torch.arange(positions.shape[1])).all())
-        self.mask = None
+        self.masks = {}  # one for each window, made when a layer first needs it
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.causal:
+        window = self.windows[layer]
+        if self.causal and (window is None or q.shape[2] <= window):
             return attention(q, k, v, causal=True)
-        if self.mask is None:
+        if window not in self.masks:
             positions = self.positions.to(q.device)
-            self.mask = visible(positions, positions)
-        return attention(q, k, v, self.mask)
+            self.masks[window] = visible(positions, positions, window)
+        return attention(q, k, v, self.masks[window])
