@@ -24,7 +24,7 @@ class RopeScaling:
             if field.type in (int, float) and (isinstance(value, bool) or not 0 < value < math.inf):
                 raise ValueError(f"{type(self).__name__}: {field.name}={value!r} must be a number greater than 0.")
 
-    def check(self, d_head: int) -> None:  # noqa: B027 (most fit every head)
+    def check(self, d_head: int) -> None:
         """Raise `ValueError` unless this fits heads of size `d_head`."""
 
     def scale(self, inverse: Tensor, theta: float) -> Tensor:

@@ -5,9 +5,11 @@ positions are wrong, and a test would pass for the wrong reason.
 """
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import kvcourse as kv
+from kvcourse.bench.peers import to_transformers as hugging_face
+
+__all__ = ["hugging_face"]
 
 # The shape of SmolLM2-135M, for closed forms that need no weights.
 SMOLLM2 = kv.ModelConfig(
@@ -37,32 +39,6 @@ def small_model(config: kv.ModelConfig | None = None, seed: int = 0, dtype=torch
     for name, weight in model.named_parameters():
         weight.normal_(1.0 if "norm" in name else 0.0, 0.1, generator=generator)
     return model.to(dtype)
-
-
-def hugging_face(model: kv.Transformer) -> LlamaForCausalLM:
-    """The same model in `transformers`."""
-    c = model.config
-    config = LlamaConfig(
-        vocab_size=c.vocab_size,
-        hidden_size=c.d_model,
-        num_hidden_layers=c.n_layers,
-        num_attention_heads=c.n_heads,
-        num_key_value_heads=c.n_kv_heads,
-        head_dim=c.d_head,
-        intermediate_size=c.d_ff,
-        max_position_embeddings=c.max_seq_len,
-        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
-        rope_theta=c.rope_theta,
-        rms_norm_eps=c.norm_eps,
-        tie_word_embeddings=c.tie_embeddings,
-        attn_implementation="sdpa",
-    )
-    reference = LlamaForCausalLM(config).to(model.dtype).eval().requires_grad_(False)
-    names = {n if n.startswith("lm_head") else f"model.{n}": w for n, w in model.state_dict().items()}
-    result = reference.load_state_dict(names, strict=False)
-    assert not result.unexpected_keys and set(result.missing_keys) <= {"lm_head.weight"}
-    reference.tie_weights()
-    return reference
 
 
 def random_tokens(*shape: int, vocab_size: int = 97, seed: int = 1) -> torch.Tensor:

@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kvcourse as kv
 from kvcourse.generation import pad
+from kvcourse.rope import LinearScaling, Llama3Scaling, YarnScaling
 
 ENGLISH = """The baker starts at four in the morning. He weighs the flour, warms the water, and lets the dough rest
 while he sweeps the floor. By six the first loaves are in the oven, and the street begins to smell of bread. At seven
@@ -20,6 +21,17 @@ SHAPES = {
     "tied head": {"tie_embeddings": True},
     "large base and eps": {"rope_theta": 5e5, "norm_eps": 1e-2},
     "wide heads": {"d_head": 16},
+    "llama, biases": {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
+    "llama, linear": {"rope_scaling": LinearScaling(4.0)},
+    "llama, llama3": {"rope_theta": 5e5, "rope_scaling": Llama3Scaling(8.0, 1.0, 4.0, 64)},
+    "mistral": {"window": 16},
+    "mistral, window of 1": {"window": 1},
+    "qwen2": {"qkv_bias": True},
+    "qwen2, yarn": {"qkv_bias": True, "rope_scaling": YarnScaling(4.0, 32)},
+    "qwen2, window in one layer": {"qkv_bias": True, "window": (None, 16)},
+    "qwen3": {"qk_norm": True, "d_head": 16},
+    "qwen3, biases and yarn": {"qk_norm": True, "qkv_bias": True, "o_bias": True, "rope_scaling": YarnScaling(4.0, 32)},
+    "qwen3, window in one layer": {"qk_norm": True, "window": (16, None)},
 }
 
 
@@ -28,6 +40,33 @@ def test_logits_equal_transformers(changes):
     model = small_model(small_config(**changes))
     tokens = random_tokens(2, TEXT)
     assert largest_difference(model(tokens), hugging_face(model)(tokens).logits) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("features", "without"),
+    [
+        ({"qkv_bias": True}, {"qkv_bias": False}),
+        ({"qkv_bias": True, "o_bias": True}, {"o_bias": False}),
+        ({"mlp_bias": True}, {"mlp_bias": False}),
+        ({"qk_norm": True}, {"qk_norm": False}),
+        ({"window": 16}, {"window": None}),
+        ({"window": 16}, {"window": 17}),
+        ({"window": 16}, {"window": (16, 15)}),
+        ({"rope_scaling": LinearScaling(4.0)}, {"rope_scaling": None}),
+        ({"rope_scaling": Llama3Scaling(8.0, 1.0, 4.0, 64)}, {"rope_scaling": None}),
+        ({"rope_scaling": YarnScaling(4.0, 32)}, {"rope_scaling": None}),
+        ({"rope_scaling": YarnScaling(4.0, 32)}, {"rope_scaling": YarnScaling(4.0, 32, attention_factor=1.0)}),
+    ],
+    ids=str,
+)
+def test_a_feature_left_out_shows(features, without):
+    """The partner: without it, or one token off, the logits are far away."""
+    model = small_model(small_config(**features))
+    other = small_model(small_config(**{**features, **without}))
+    weights = model.state_dict()
+    other.load_state_dict({name: weights[name] for name in other.state_dict()})
+    tokens = random_tokens(1, TEXT)
+    assert largest_difference(other(tokens), hugging_face(model)(tokens).logits) > 1e-2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,225 @@
+"""Read a checkpoint from a Hugging Face folder: config.json, and weights in safetensors files.
+
+The weights are in `model.safetensors`, or in several files ("shards") that `model.safetensors.index.json` lists by
+tensor. A safetensors file is a JSON header (name, type, shape and place of each tensor) followed by the numbers;
+nothing in it can run code, unlike the pickle files it replaced. The `safetensors` library reads it.
+Layout: https://huggingface.co/docs/safetensors
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from kvcourse.config import ModelConfig
+from kvcourse.model import Transformer
+from kvcourse.weights.hf_config import read_config
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+
+
+def read_folder(path, dtype=torch.float32, device="cpu") -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Configuration and state dict (names and shapes of `Transformer`) of the checkpoint in a folder.
+
+    Tensors are read one by one, straight into `dtype` on `device`, so memory holds one copy. Raises `FileNotFoundError`
+    when there is no such folder, `ValueError` when a file is missing or damaged, the configuration is not supported,
+    or a tensor is missing, unknown, of another shape or of a type that is not floating point.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        if folder.exists():
+            raise ValueError(f"{folder} is a file: give the folder that it is in.")
+        raise FileNotFoundError(f"There is no folder {folder}.")
+    names = file_names(folder)
+    if "config.json" not in names or "adapter_config.json" in names:
+        raise not_a_checkpoint(names, str(folder))
+    config = read_config(read_json(folder / "config.json"), str(folder / "config.json"))
+    stored = find_tensors(folder)
+    check_tensors(stored, config, folder)
+    state = {}
+    with tqdm(desc=folder.name, total=len(stored), unit="tensor", delay=5, leave=False) as bar:
+        for file in sorted({tensor.file for tensor in stored.values()}):  # one shard at a time stays open
+            with open_safetensors(file) as opened:
+                for name, tensor in stored.items():
+                    if tensor.file == file:
+                        state[name] = converted(opened.get_tensor(tensor.name), dtype, device, f"{file}: {tensor.name}")
+                        bar.update()
+    return config, state
+
+
+class Stored(NamedTuple):
+    """A tensor in a file: what its header says."""
+
+    file: Path
+    name: str  # in the file
+    shape: tuple[int, ...]
+    dtype: str  # F32, BF16, I64, ...
+
+
+def find_tensors(folder: Path) -> dict[str, Stored]:
+    """All tensors of a checkpoint by their name in `Transformer`; only headers are read."""
+    stored = {}
+    for file, listed in weight_files(folder).items():
+        with open_safetensors(file) as opened:
+            names = set(opened.keys())
+            if listed is not None and listed != names:
+                name = min(listed ^ names)
+                lacks, has = (INDEX, file.name) if name in names else (file.name, INDEX)
+                raise ValueError(f"{folder}: {has} has a tensor {name}, but {lacks} does not: fetch the folder again.")
+            for name in sorted(names):
+                if name.endswith("rotary_emb.inv_freq"):  # in older files; config.json says how to work them out
+                    continue
+                part = opened.get_slice(name)
+                found = Stored(file, name, tuple(part.get_shape()), part.get_dtype())
+                other = stored.setdefault(name.removeprefix("model."), found)
+                if other is not found:
+                    raise ValueError(f"{folder} has the same tensor twice, as {other.name} and as {name}.")
+    return stored
+
+
+def weight_files(folder: Path) -> dict[Path, set[str] | None]:
+    """The safetensors files of a checkpoint, each with the names of its tensors as far as an index tells them."""
+    if (folder / SINGLE).is_file():
+        return {folder / SINGLE: None}
+    if not (folder / INDEX).is_file():
+        raise not_a_checkpoint(file_names(folder), str(folder))
+    files = {folder / name: tensors for name, tensors in read_index(folder / INDEX).items()}
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"{file} is missing, and {INDEX} says that it is part of the model: fetch it again.")
+    return files
+
+
+def read_index(index: Path) -> dict[str, set[str]]:
+    """The names of the shards, each with the names of its tensors."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{index} has no weight_map, which says where each tensor is.")
+    shards = {}
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
+            raise ValueError(f"{index} says that {tensor} is in {name!r}, which is no safetensors file of this folder.")
+        shards.setdefault(name, set()).add(tensor)
+    return shards
+
+
+def file_names(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir() if file.is_file()]  # not a link to a file that is gone
+
+
+def not_a_checkpoint(names: Iterable[str], where: str) -> ValueError:
+    """Why there is nothing to load where there are files with these `names`, and what to do instead."""
+
+    def ending(*suffixes: str) -> str | None:
+        return min((name for name in names if name.lower().endswith(suffixes)), default=None)
+
+    names, gguf, pickle = set(names), ending(".gguf"), ending(".bin", ".pth", ".pt", ".pkl", ".ckpt")
+    safetensors = ending(".safetensors")
+    if "adapter_config.json" in names:
+        return ValueError(
+            f"{where} holds an adapter (adapter_config.json): changes to another model's weights. Merge it into that "
+            "model first (`merge_and_unload` of the peft library) and give the merged model's folder."
+        )
+    if gguf and SINGLE not in names:
+        return ValueError(f"{where} holds a GGUF file: give the path of that file, {gguf} (download it if need be).")
+    if pickle and not safetensors:
+        return ValueError(
+            f"{where} has its weights in {pickle}, a pickle file. Opening it could run any code, so that is refused. "
+            "If you trust its source, convert it with the transformers library: "
+            "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder) writes safetensors."
+        )
+    if "config.json" not in names:
+        return ValueError(f"{where} has no config.json: a checkpoint has that and {SINGLE}.")
+    if safetensors:
+        return ValueError(f"{where} has {safetensors}, but neither {SINGLE} nor {INDEX}, so it is not complete.")
+    return ValueError(f"{where} has no weights: neither {SINGLE} nor {INDEX} is there.")
+
+
+def read_json(path: Path) -> dict:
+    """The object in a JSON file."""
+    refuse_pointer(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON, so it is damaged or was cut short: fetch it again. ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, but holds a {type(content).__name__}.")
+    return content
+
+
+def open_safetensors(path: Path):
+    """The file, opened to read (a context manager)."""
+    refuse_pointer(path)
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or was cut short: fetch or copy it again. ({error})") from error
+
+
+def refuse_pointer(path: Path) -> None:
+    """git keeps large files elsewhere and leaves a few lines of text in their place (git-lfs)."""
+    with open(path, "rb") as file:
+        if file.read(40).startswith(b"version https://git-lfs"):
+            raise ValueError(
+                f"{path} is only a pointer to the real file (git-lfs): run `git lfs pull` in that folder, or download "
+                "the file itself."
+            )
+
+
+def check_tensors(stored: dict[str, Stored], config: ModelConfig, folder: Path) -> None:
+    """Raise `ValueError` unless the tensors are exactly the model's, in shape too, and floating point. The head of a
+    tied model, stored a second time, is taken out of `stored`."""
+    shapes = {name: tuple(w.shape) for name, w in Transformer(config, "meta", torch.float32).state_dict().items()}
+    missing = [hugging_face_name(name) for name in shapes if name not in stored]
+    if missing:
+        tied = ", or else config.json should say tie_word_embeddings = true" if missing == [HEAD] else ""
+        raise ValueError(f"{folder} lacks {counted(missing)}, which config.json asks for{tied}.")
+    if config.tie_embeddings:
+        shapes[HEAD] = shapes[EMBEDDING]
+    extra = [tensor.name for name, tensor in stored.items() if name not in shapes]
+    if extra:
+        raise ValueError(f"{folder} has {counted(extra)}, for which a model with this config.json has no use.")
+    for name, tensor in stored.items():
+        where = f"{tensor.file}: tensor {tensor.name}"
+        if tensor.shape != shapes[name]:
+            raise ValueError(f"{where} has shape {tensor.shape}, but config.json asks for {shapes[name]}.")
+        if tensor.dtype not in ("F64", "F32", "F16", "BF16"):
+            raise ValueError(
+                f"{where} is of type {tensor.dtype}; only floating point of 16 bits or more is supported. Take the "
+                "model that was not quantized."
+            )
+    if config.tie_embeddings and HEAD in stored:
+        head, embedding = read_one(stored.pop(HEAD)), read_one(stored[EMBEDDING])
+        if head.dtype != embedding.dtype or not torch.equal(head, embedding):
+            raise ValueError(
+                f"{folder}: config.json says tie_word_embeddings = true, but {HEAD} is there and differs from "
+                f"model.{EMBEDDING}; one of the two is wrong."
+            )
+
+
+def read_one(tensor: Stored) -> Tensor:
+    with open_safetensors(tensor.file) as opened:
+        return opened.get_tensor(tensor.name)
+
+
+def hugging_face_name(name: str) -> str:
+    return name if name == HEAD else f"model.{name}"
+
+
+def counted(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{len(names)} tensor(s): {', '.join(names[:5])}{more}"
+
+
+def converted(tensor: Tensor, dtype: torch.dtype, device, where: str) -> Tensor:
+    """The tensor in memory of its own: one that was read may still be the file itself."""
+    result = torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
+    if dtype == torch.float16 and tensor.dtype != dtype and bool(result.isinf().any()) and tensor.isfinite().all():
+        raise ValueError(f"{where} has numbers too large for float16: load the model in bfloat16 or float32.")
+    return result
