@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,35 +17,47 @@ from kvcourse.texts import Texts
 from kvcourse.tokenizer import StreamDecoder, Tokenizer
 from kvcourse.weights.fetch import SOURCES, model_file
 from kvcourse.weights.gguf_file import read_gguf
+from kvcourse.weights.hf_folder import read_folder
+from kvcourse.weights.hub import hub_folder
 
 
 @dataclass(frozen=True)
 class LM:
-    """A language model that can be talked to: `model` computes, `tokenizer` translates between text and ids."""
+    """A language model that can be talked to: `model` computes, `tokenizer` translates between text and ids.
+
+    A checkpoint without a tokenizer has `tokenizer` None: token ids work, and text raises `ValueError`.
+    """
 
     model: Transformer
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     name: str
 
     @property
     def config(self) -> ModelConfig:
         return self.model.config
 
+    @property
+    def text(self) -> Tokenizer:
+        """The tokenizer, or `ValueError` when the checkpoint brought none."""
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name} came without a tokenizer: give token ids to lm.model, or add its tokenizer.")
+        return self.tokenizer
+
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text (no chat template, no control tokens)."""
-        return self.tokenizer.encode(text)
+        return self.text.encode(text)
 
     def decode(self, ids) -> str:
         """Text of token ids, without control tokens such as the end-of-answer mark."""
-        return self.tokenizer.decode(ids)
+        return self.text.decode(ids)
 
     def chat(self, messages: list[dict]) -> list[int]:
         """Token ids of a conversation up to where the model's answer begins, by the model's chat template."""
-        return self.tokenizer.chat(messages)
+        return self.text.chat(messages)
 
     def prompt_ids(self, prompt: str | list[dict]) -> list[int]:
         """Ids that `stream` starts from: text given to a chat model is one user's message."""
-        if isinstance(prompt, str) and self.tokenizer.chat_template is None:
+        if isinstance(prompt, str) and self.text.chat_template is None:
             return self.encode(prompt)
         return self.chat([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
 
@@ -108,35 +121,58 @@ class TextStream:
 
 
 def load_model(name: str | os.PathLike, dtype: torch.dtype | str | None = None, device=None) -> LM:
-    """Load a course model (`"smollm2-135m"`, fetched if need be) or a `.gguf` file; run it once, so that the first
-    timing is not a first run. dtype and device default to those the course uses on this machine.
+    """Load a model and run it once, so that the first timing is not a first run. `name` is one of
 
-    Raises `ValueError` for an unknown name or a damaged or unsupported file, `FileNotFoundError` for a missing one.
+    - a course model: `"smollm2-135m"`, fetched if need be;
+    - a folder with a Hugging Face checkpoint (`config.json` and safetensors), or a `.gguf` file;
+    - the id of such a checkpoint on the Hugging Face hub, `"owner/name"`, downloaded if need be.
+
+    Models of the Llama, Mistral, Qwen2 and Qwen3 families can be run. dtype and device default to those the course uses
+    on this machine. Raises `ValueError` for an unknown name, a damaged file or a model that this package would compute
+    wrongly, `FileNotFoundError` for a missing file, `RuntimeError` for what could not be downloaded.
     """
     device, dtype = resolve(device, dtype)
     path = find_model(name)
-    config, state, metadata = read_gguf(path, dtype, device)
-    tokenizer = Tokenizer(metadata)
-    if tokenizer.vocab_size > config.vocab_size:
+    if path.is_dir():
+        config, state = read_folder(path, dtype, device)
+        tokenizer = Tokenizer.from_folder(path)
+    else:
+        config, state, metadata = read_gguf(path, dtype, device)
+        tokenizer = Tokenizer.from_gguf(metadata)
+    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise ValueError(f"{path} has {tokenizer.vocab_size} tokens but embeddings for only {config.vocab_size}.")
     model = Transformer(config, device="meta", dtype=dtype)  # shapes without memory: the weights are put in place
     model.load_state_dict(state, assign=True)
     warm_up(model)
-    return LM(model, tokenizer, path.stem if str(name) not in SOURCES else str(name))
+    return LM(model, tokenizer, short_name(name, path))
 
 
 def find_model(name: str | os.PathLike) -> Path:
-    """The file of a model given by name or path."""
+    """The file or folder of a model given by name, path or hub id. A path that exists comes before a hub id."""
     text = os.fspath(name)
     if text in SOURCES:
         return model_file(text)
     path = Path(text).expanduser()
-    if path.is_file():
+    if text and path.exists():
         return path
+    if isinstance(name, str) and HUB_ID.fullmatch(text):
+        return hub_folder(text)
     if path.suffix == ".gguf" or len(path.parts) > 1 or not isinstance(name, str):
-        raise FileNotFoundError(f"There is no model file {path}: give the path of a .gguf file.")
+        raise FileNotFoundError(f"There is no file or folder {path}: give a .gguf file or a Hugging Face folder.")
     near = difflib.get_close_matches(text.lower(), SOURCES, n=3, cutoff=0.4)
     meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(
-        f"There is no model {text!r}.{meant} Give one of {', '.join(SOURCES)}, or the path of a .gguf file."
+        f"There is no model {text!r}.{meant} Give one of {', '.join(SOURCES)}, a folder with a Hugging Face checkpoint, "
+        "a .gguf file, or a hub id such as owner/name."
     )
+
+
+# Two parts of letters, digits and "-_.", which begin with a letter or digit: neither "./name" nor "../name".
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.gguf)")
+
+
+def short_name(name: str | os.PathLike, path: Path) -> str:
+    """What to call a model: the name it was asked for by, or its file's or folder's."""
+    if str(name) in SOURCES or not Path(name).expanduser().exists():
+        return str(name)
+    return path.stem if path.is_file() else path.resolve().name

@@ -44,7 +44,7 @@ def test_the_model_is_warm_after_loading(tmp_path, monkeypatch):
 
 
 def test_encode_decode_chat_are_the_tokenizer_s(lm):
-    tokenizer = Tokenizer(tokenizer_fields())
+    tokenizer = Tokenizer.from_gguf(tokenizer_fields())
     assert lm.encode("the fox") == tokenizer.encode("the fox")
     assert lm.decode([*lm.encode("the fox"), 2]) == "the fox"
     messages = [{"role": "user", "content": "the fox"}]
@@ -104,7 +104,7 @@ def test_the_default_stop_id_ends_an_answer_and_gives_no_text(lm, tmp_path):
     list(free)
     first = int(free.generation.tokens[0])
     other = load_model(small_file(tmp_path / "m.gguf", ggml_eot_token_id=first), torch.float32, "cpu")
-    assert other.tokenizer.stop_ids == {2, first}
+    assert other.tokenizer.stop_ids == {0, 2, first}
     stream = other.stream("the", 20)
     list(stream)
     assert stream.generation.tokens.tolist() == [first] and stream.generation.stop_reason == "stop"
@@ -184,7 +184,7 @@ def test_missing_paths_say_so(tmp_path):
         tmp_path / "folder",
         str(tmp_path / "x"),
     ):
-        with pytest.raises(FileNotFoundError, match="There is no model file"):
+        with pytest.raises(FileNotFoundError, match="There is no file or folder"):
             load_model(path)
 
 

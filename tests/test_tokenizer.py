@@ -9,10 +9,11 @@ from gguf_files import tokenizer_fields, trained_bpe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcourse.tokenizer import BYTE_OF, StreamDecoder, Tokenizer
+from kvcourse.tokenizer import StreamDecoder, Tokenizer
+from kvcourse.tokenizer.spelling import BYTE_OF
 
 SMOLLM2 = json.loads((Path(__file__).parent / "data" / "smollm2_tokens.json").read_text(encoding="utf-8"))
-TINY = Tokenizer(tokenizer_fields())
+TINY = Tokenizer.from_gguf(tokenizer_fields())
 EOT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
@@ -21,7 +22,7 @@ EOT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 def test_ids_are_those_of_the_library(tiny_texts=("the quick fox", " the  other\n\none", "é 漢 🙂🙂", "a\tb\x00c", "")):
     """The library's own tokenizer, trained here, splits like "gpt-2"."""
-    gpt2 = Tokenizer(tokenizer_fields(ggml_pre="gpt-2"))
+    gpt2 = Tokenizer.from_gguf(tokenizer_fields(ggml_pre="gpt-2"))
     for text in tiny_texts:
         assert gpt2.encode(text) == trained_bpe().encode(text, add_special_tokens=False).ids
         assert gpt2.decode(gpt2.encode(text)) == text
@@ -33,8 +34,8 @@ def test_smollm_splits_digits_and_gpt2_does_not():
     fields["tokenizer.ggml.tokens"] = fields["tokenizer.ggml.tokens"] + ["12"]
     fields["tokenizer.ggml.token_type"] = fields["tokenizer.ggml.token_type"] + [1]
     fields["tokenizer.ggml.merges"] = fields["tokenizer.ggml.merges"] + ["1 2"]
-    one = Tokenizer(fields | {"tokenizer.ggml.pre": "gpt-2"}).encode("12")
-    two = Tokenizer(fields | {"tokenizer.ggml.pre": "smollm"}).encode("12")
+    one = Tokenizer.from_gguf(fields | {"tokenizer.ggml.pre": "gpt-2"}).encode("12")
+    two = Tokenizer.from_gguf(fields | {"tokenizer.ggml.pre": "smollm"}).encode("12")
     assert one == [len(fields["tokenizer.ggml.tokens"]) - 1]
     assert two == TINY.encode("1") + TINY.encode("2")
 
@@ -63,7 +64,7 @@ def test_smollm2_control_tokens_and_chats_are_those_of_llama_cpp(smollm2):
         assert smollm2.tokenizer.encode(case["text"], special=True) == case["ids"] != smollm2.encode(case["text"])
     for case in SMOLLM2["chat"]:
         assert smollm2.chat(case["messages"]) == case["ids"]
-    assert smollm2.tokenizer.stop_ids == {2} and smollm2.tokenizer.tokens[2] == END
+    assert {smollm2.tokenizer.tokens[id] for id in smollm2.tokenizer.stop_ids} == {END, EOT}
 
 
 @pytest.mark.smollm2
@@ -85,28 +86,32 @@ def test_user_defined_tokens_are_always_whole():
     fields = tokenizer_fields()
     fields["tokenizer.ggml.tokens"] = fields["tokenizer.ggml.tokens"] + ["<tool>"]
     fields["tokenizer.ggml.token_type"] = fields["tokenizer.ggml.token_type"] + [4]
-    tokenizer = Tokenizer(fields)
+    tokenizer = Tokenizer.from_gguf(fields)
     id = tokenizer.vocab_size - 1
     assert tokenizer.encode("a<tool>b") == [*TINY.encode("a"), id, *TINY.encode("b")]
     assert tokenizer.decode([id]) == "<tool>"
 
 
 def test_bos_is_added_when_the_file_says_so():
-    assert Tokenizer(tokenizer_fields(ggml_add_bos_token=True)).encode("a") == [1, *TINY.encode("a")]
+    assert Tokenizer.from_gguf(tokenizer_fields(ggml_add_bos_token=True)).encode("a") == [1, *TINY.encode("a")]
     assert TINY.encode("") == []
 
 
-def test_stop_ids_are_the_union_of_what_the_file_names():
-    assert TINY.stop_ids == {2}
-    assert Tokenizer(tokenizer_fields(ggml_eot_token_id=0)).stop_ids == {0, 2}
-    assert Tokenizer(tokenizer_fields(ggml_eos_token_id=0, ggml_eom_token_id=1)).stop_ids == {0, 1}
-    assert Tokenizer(tokenizer_fields(ggml_eos_token_id=None)).stop_ids == set()
+def test_stop_ids_are_the_union_of_what_the_file_names_and_the_known_ends():
+    """Tokens 0 and 2 have names that end a text or a turn in many models; 5 and 7 stand for any others."""
+    assert TINY.stop_ids == {0, 2} and [TINY.tokens[id] for id in (0, 2)] == [EOT, END]
+    assert Tokenizer.from_gguf(tokenizer_fields(ggml_eot_token_id=5)).stop_ids == {0, 2, 5}
+    assert Tokenizer.from_gguf(tokenizer_fields(ggml_eos_token_id=5, ggml_eom_token_id=7)).stop_ids == {0, 2, 5, 7}
+    assert Tokenizer.from_gguf(tokenizer_fields(ggml_eos_token_id=None)).stop_ids == {0, 2}
+    renamed = tokenizer_fields(ggml_eos_token_id=None)
+    renamed["tokenizer.ggml.tokens"] = ["<a>", "<b>", "<c>", *renamed["tokenizer.ggml.tokens"][3:]]
+    assert Tokenizer.from_gguf(renamed).stop_ids == set()
 
 
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"ggml_model": "llama"}, "model 'llama' is not supported"),
+        ({"ggml_model": "bert"}, "model 'bert' is not supported"),
         ({"ggml_pre": "qwen9"}, "'qwen9' is not supported.*smollm"),
         ({"ggml_pre": None}, "None is not supported"),
         ({"ggml_model": None}, "no tokenizer.ggml.model"),
@@ -116,7 +121,7 @@ def test_stop_ids_are_the_union_of_what_the_file_names():
 )
 def test_tokenizers_that_cannot_be_built_say_why(change, words):
     with pytest.raises(ValueError, match=words):
-        Tokenizer(tokenizer_fields(**change))
+        Tokenizer.from_gguf(tokenizer_fields(**change))
 
 
 def test_bad_text_and_ids_are_refused():
@@ -158,14 +163,14 @@ def test_templates_see_the_message_and_may_refuse():
     template = (
         "{% if messages[0]['role'] != 'user' %}{{ raise_exception('first must be user') }}{% endif %}ok{{ eos_token }}"
     )
-    tokenizer = Tokenizer(tokenizer_fields(chat_template=template))
+    tokenizer = Tokenizer.from_gguf(tokenizer_fields(chat_template=template))
     assert tokenizer.chat(HI) == [*TINY.encode("ok"), 2]
     with pytest.raises(ValueError, match="first must be user"):
         tokenizer.chat([{"role": "system", "content": ""}])
 
 
 def test_templates_run_in_a_sandbox():
-    tokenizer = Tokenizer(tokenizer_fields(chat_template="{{ messages.__class__.__mro__ }}"))
+    tokenizer = Tokenizer.from_gguf(tokenizer_fields(chat_template="{{ messages.__class__.__mro__ }}"))
     with pytest.raises(ValueError, match="template"):
         tokenizer.chat(HI)
 
@@ -178,7 +183,7 @@ def test_bad_messages_are_refused(messages):
 
 def test_no_template_no_chat():
     with pytest.raises(ValueError, match="no chat template"):
-        Tokenizer(tokenizer_fields(chat_template=None)).chat(HI)
+        Tokenizer.from_gguf(tokenizer_fields(chat_template=None)).chat(HI)
 
 
 # --- one token at a time ---
@@ -235,7 +240,7 @@ class Counted(list):
 
 def test_each_token_is_decoded_once():
     """4,096 tokens cost 4,096 look-ups, not 4,096 squared over two; and what is held stays short."""
-    tokenizer = Tokenizer(tokenizer_fields())
+    tokenizer = Tokenizer.from_gguf(tokenizer_fields())
     tokenizer.token_bytes = Counted(tokenizer.token_bytes)
     decoder = StreamDecoder(tokenizer, stop="zzzz")
     for id in ids_of("🙂z".encode()) * 819:
