@@ -1,8 +1,11 @@
 """Text in, text out: a small model of our own, and (marked smollm2) the real one."""
 
+import checkpoints
 import pytest
 import torch
 from gguf_files import random_state, tiny_config, tokenizer_fields, write_model
+from reference import random_tokens
+from tokenizer_files import byte_level_json
 
 import kvcourse.lm as lm_module
 from kvcourse.generation import generate
@@ -186,6 +189,54 @@ def test_missing_paths_say_so(tmp_path):
     ):
         with pytest.raises(FileNotFoundError, match="There is no file or folder"):
             load_model(path)
+
+
+@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+def test_a_folder_without_a_tokenizer_works_with_ids(family, tmp_path):
+    reference = checkpoints.save(tmp_path / "tiny", family)
+    for name in (tmp_path / "tiny", str(tmp_path / "tiny") + "/"):
+        lm = load_model(name, torch.float32, "cpu")
+        assert lm.name == "tiny" and lm.tokenizer is None
+    prompt = random_tokens(1, 20)
+    expected = reference.generate(prompt, max_new_tokens=10, min_new_tokens=10, do_sample=False, pad_token_id=0)
+    assert generate(lm.model, prompt[0], 10).ids == expected[0, 20:].tolist()
+    for use in (lambda: lm.encode("x"), lambda: lm.decode([1]), lambda: lm.stream("x"), lambda: lm.chat([])):
+        with pytest.raises(ValueError, match="tiny came without a tokenizer: give token ids to lm.model"):
+            use()
+
+
+def test_a_folder_with_a_tokenizer_streams_text(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(byte_level_json(), encoding="utf-8")
+    checkpoints.save(tmp_path, "qwen2", vocab_size=VOCAB, eos_token_id=None)
+    lm = load_model(tmp_path, torch.float32, "cpu")
+    ids = lm.encode("Hello")
+    stream = lm.stream("Hello", max_new_tokens=8, stop_ids=[])
+    assert "".join(stream) == lm.decode(stream.generation.ids)
+    assert stream.generation.ids == generate(lm.model, ids, 8).ids
+
+
+def test_a_gguf_file_without_a_tokenizer_works_with_ids(tmp_path):
+    config = tiny_config(vocab_size=97)
+    lm = load_model(write_model(tmp_path / "bare.gguf", config, random_state(config)), torch.float32, "cpu")
+    assert lm.tokenizer is None and len(generate(lm.model, [1, 2], 3).ids) == 3
+
+
+@pytest.mark.parametrize("name", ["owner/name", "Qwen/Qwen2.5-0.5B-Instruct", "a/b_c.d"])
+def test_an_id_of_the_hub_is_downloaded(name, tmp_path, monkeypatch):
+    checkpoints.save(tmp_path / "snapshot", "llama")
+    asked = []
+    monkeypatch.setattr(lm_module, "hub_folder", lambda repo: asked.append(repo) or tmp_path / "snapshot")
+    assert load_model(name, torch.float32, "cpu").name == name and asked == [name]
+
+
+def test_a_path_that_exists_comes_before_a_hub_id(tmp_path, monkeypatch):
+    monkeypatch.setattr(lm_module, "hub_folder", lambda repo: pytest.fail("the hub was asked"))
+    monkeypatch.chdir(tmp_path)
+    checkpoints.save(tmp_path / "owner" / "name", "llama")
+    assert load_model("owner/name", torch.float32, "cpu").name == "name"
+    for name in ("./owner/other", "owner/other/third", "../owner", "owner/model.gguf"):
+        with pytest.raises(FileNotFoundError, match="There is no file or folder"):
+            load_model(name)
 
 
 def test_a_damaged_file_is_named(tmp_path):
