@@ -14,14 +14,14 @@ PACKAGE = Path(kv.__file__).parent
 
 # Lowest floor first: a room imports only from its own floor and from those before it.
 FLOORS = [
-    {"config", "device", "paths", "timing", "store", "reading", "statements"},
-    {"layers", "tokenizer", "cost"},
+    {"config", "rope", "device", "paths", "timing", "store", "reading", "statements"},
+    {"layers", "tokenizer", "cost", "roof"},
     {"caches"},
     {"model"},
     {"weights", "sampling", "metrics"},
     {"texts", "generation"},
     {"lm", "results"},
-    {"plots", "widgets", "check", "notebooks"},
+    {"bench", "plots", "widgets", "check", "notebooks"},
     {"cli"},
 ]
 

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 from kvcourse import __version__
-from kvcourse.cli import doctor, fetch, lab, notebooks, run
+from kvcourse.cli import bench, doctor, fetch, lab, notebooks, run
 
 # Each module has `HELP`, `add_arguments(parser)` and `main(arguments) -> exit code`.
-COMMANDS = {"doctor": doctor, "fetch": fetch, "lab": lab, "run": run, "notebooks": notebooks}
+COMMANDS = {"doctor": doctor, "fetch": fetch, "lab": lab, "run": run, "bench": bench, "notebooks": notebooks}
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -1,0 +1,55 @@
+"""Measure the course's ways of generating text on this machine: time to the first token, tokens per second, memory."""
+
+from pathlib import Path
+
+HELP = "measure naive and cached generation here, beside other programs"
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("model", metavar="MODEL", nargs="?", default="smollm2-135m", help="what kv.load_model takes")
+    parser.add_argument("--peers", action="store_true", help="measure transformers too, with the same weights")
+    parser.add_argument("--rounds", type=int, metavar="N", help="how often to measure each row (default: 3)")
+    parser.add_argument("--quick", action="store_true", help="one round and few tokens: rough numbers, sooner")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="save bench.json and bench.png in this folder")
+    parser.epilog = (
+        "Every row holds the model in a process of its own: there must be memory for as many copies. Nothing "
+        "is written without --output. The exit code is 1 when a row could not be measured or wrote other tokens."
+    )
+
+
+def main(arguments) -> int:
+    from kvcourse.bench.contestants import COURSE, PEERS
+    from kvcourse.bench.race import Race
+    from kvcourse.bench.report import make_report, text
+    from kvcourse.cli.fetch import obey_sigterm
+    from kvcourse.config import require_whole
+    from kvcourse.lm import find_model
+    from kvcourse.roof import measure_ceilings
+
+    default = 1 if arguments.quick else 3
+    rounds = require_whole("--rounds", default if arguments.rounds is None else arguments.rounds)
+    if arguments.output:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+    obey_sigterm()
+    find_model(arguments.model)  # fetched if need be, before anybody waits
+    print("Measuring how fast this machine reads memory ...", flush=True)
+    before = measure_ceilings()
+    race = Race(COURSE + (PEERS if arguments.peers else []), arguments.model, rounds, 4 if arguments.quick else 16)
+    race.run()
+    ceilings = max(before, measure_ceilings(), key=lambda ceilings: ceilings.bytes_per_second)
+    report = make_report(race, ceilings, arguments.quick)
+    print(text(report))
+    if arguments.output:
+        write(report, arguments.output)
+    return int(any(row["error"] for row in report["rows"]) or bool(report["differences"]))
+
+
+def write(report: dict, folder: Path) -> None:
+    import json
+
+    from kvcourse.plots import bench_rows, png
+
+    json_file, png_file = folder / "bench.json", folder / "bench.png"
+    json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    png_file.write_bytes(png(bench_rows(report)))
+    print(f"Written: {json_file} and {png_file}")

@@ -1,0 +1,488 @@
+"""`kvcourse bench`: its numbers by hand, its turns by workers that only pretend, the whole command once for real."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+import torch
+from gguf_files import random_state, tiny_config, write_model
+
+import kvcourse as kv
+from kvcourse.bench import contestants, memory, race, report
+from kvcourse.bench.contestants import Dense, Naive, Transformers
+from kvcourse.bench.race import Race, Row, Sample, Worker, WorkerError
+from kvcourse.cli.main import main as kvcourse
+from kvcourse.roof import Ceilings
+
+CEILINGS = Ceilings(flops_per_second=1e9, bytes_per_second=4000.0, device="cpu", dtype="float32")
+PROMPT = list(range(5))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A model file with room for all contexts: 2 layers, random weights."""
+    config = tiny_config(max_seq_len=2048)
+    return str(write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", config, random_state(config)))
+
+
+@pytest.fixture(autouse=True)
+def no_long_work(monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("kvcourse.roof.measure_ceilings", lambda: CEILINGS)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+# --- contestants -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("contestant", contestants.COURSE + contestants.PEERS)
+def test_every_contestant_writes_the_most_probable_tokens(tiny, contestant):
+    this, model = contestant(tiny), kv.load_model(tiny).model
+    made = this.generate(PROMPT, 12)
+    assert made.ids == kv.generate(model, PROMPT, 12).ids
+    assert made.prompt_length == 5 and len(made.arrivals) == 12 == len(set(made.arrivals))
+    assert made.arrivals == sorted(made.arrivals) and made.arrivals[0] > 0
+    assert len(this.generate(PROMPT[:1], 1).ids) == 1
+
+
+def test_transformers_does_not_stop_at_the_end_of_a_text(tiny):
+    this = Transformers(tiny)
+    third, head = this.generate(PROMPT, 8).ids[2], this.model.lm_head.weight
+    head[[2, third]] = head[[third, 2]]  # the end of a text in the default configuration of transformers is token 2
+    made = this.generate(PROMPT, 8).ids
+    assert 2 in made and len(made) == 8
+    this.peer.generation_config.eos_token_id = 2
+    with pytest.raises(RuntimeError, match=r"made [123] tokens where 8 were asked for"):
+        this.generate(PROMPT, 8)
+
+
+def test_bytes_of_a_step_and_the_lead_of_a_token(tiny):
+    this = Dense(tiny)
+    assert this.step_bytes(7) == kv.bytes_moved(this.model.config, 1, 7, bits=32).total
+    best, second = this.model(torch.tensor([PROMPT]))[0, -1].sort(descending=True).values[:2]
+    assert this.lead(PROMPT) == pytest.approx(float(best - second), abs=1e-5)
+
+
+def test_naive_times_few_tokens_after_a_long_prompt():
+    assert [Naive.most_gaps(None, length) for length in (1, 512, 2000)] == [16, 2, 2]
+    assert Dense.most_gaps(None, 2000) == 16
+
+
+def test_peak_memory_sees_what_was_held_and_given_back():
+    cpu = torch.device("cpu")
+    before = memory.peak_memory(cpu)
+    held = torch.ones(100_000_000)  # 400 MB
+    peak = memory.peak_memory(cpu)
+    assert peak >= held.nbytes and peak > before
+    del held
+    assert memory.peak_memory(cpu) > peak - 50e6  # the system counts in lots
+    if memory.forget_peak(cpu):
+        assert memory.peak_memory(cpu) < peak - 300e6
+
+
+# --- one worker --------------------------------------------------------------------------------------------------
+
+STRANGE = """
+import os, signal
+from kvcourse.bench.contestants import Dense
+
+class Chatty(Dense):
+    title = "chatty"
+    def generate(self, prompt, new_tokens):
+        print("Setting pad_token_id")
+        os.system("echo from a child")
+        return super().generate(prompt, new_tokens)
+
+class Wrong(Dense):
+    title = "wrong"
+    def generate(self, prompt, new_tokens):
+        made = super().generate(prompt, new_tokens)
+        if len(prompt) == 512:
+            made.ids[1] = (made.ids[1] + 1) % 97
+        return made
+
+class Killed(Dense):
+    title = "killed"
+    def generate(self, prompt, new_tokens):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Leaving(Dense):
+    title = "leaving"
+    def generate(self, prompt, new_tokens):
+        os.system("echo the last words >&2")
+        os._exit(7)
+
+class Hungry(Dense):
+    title = "hungry"
+    def generate(self, prompt, new_tokens):
+        raise MemoryError("cannot allocate\\nat line 5")
+
+class Absent(Dense):
+    title = "absent"
+    def __init__(self, name):
+        raise RuntimeError("it is not installed: pip install it")
+"""
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory):
+    """Contestants that misbehave, where the processes of workers find them too."""
+    folder = tmp_path_factory.mktemp("strange")
+    (folder / "strange_contestants.py").write_text(STRANGE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        patch.syspath_prepend(folder)
+        import strange_contestants
+
+        yield strange_contestants
+
+
+@pytest.fixture
+def worker(tiny, strange):
+    started = []
+
+    def start(contestant):
+        started.append(Worker(contestant, tiny))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+        assert one.process.returncode is not None
+
+
+def test_a_worker_answers_and_what_libraries_print_does_not_disturb(worker, strange, tiny):
+    chatty = worker(strange.Chatty)
+    about = chatty.answer()
+    assert (about["program"], about["vocab_size"], about["max_seq_len"]) == ("kvcourse", 97, 2048)
+    assert (about["device"], about["dtype"]) == ("cpu", "float32")
+    answer = chatty.ask(prompt=PROMPT, most_gaps=4)
+    model = kv.load_model(tiny).model
+    assert answer["tokens"] == kv.generate(model, PROMPT, 5).ids and len(answer["arrivals"]) == 5
+    assert answer["step_bytes"] == kv.bytes_moved(model.config, 1, 5, bits=32).total
+    assert answer["peak_bytes"] > 1e6
+    assert chatty.ask(prompt=PROMPT)["lead"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("Killed", r"its process was killed, most often for want of memory"),
+        ("Leaving", r"its process ended with exit code 7: the last words"),
+        ("Hungry", r"^MemoryError: cannot allocate$"),
+        ("Absent", r"^it is not installed: pip install it$"),
+    ],
+)
+def test_why_a_worker_could_not_go_on(worker, strange, name, cause):
+    one = worker(getattr(strange, name))
+    with pytest.raises(WorkerError, match=cause):
+        one.answer()
+        one.ask(prompt=PROMPT, most_gaps=4)
+    with pytest.raises(WorkerError):
+        one.ask(prompt=PROMPT, most_gaps=4)
+
+
+def test_a_worker_ends_with_the_one_who_started_it(worker):
+    one = worker(Dense)
+    one.answer()
+    one.process.stdin.close()
+    assert one.process.wait(timeout=60) == 0
+
+
+# --- turns, by workers that only pretend -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Workers without a process: `pretend(a=..., b=...)` makes a race of rows whose answers come from functions
+    `prompt -> tokens`. The race remembers who was asked what in `race.asked`."""
+
+    def make(rounds=1, most_gaps=4, max_seq_len=4096, **rows):
+        asked = []
+
+        class Pretender:
+            def __init__(self, contestant, model):
+                self.title, self.tokens = contestant.title, rows[contestant.title]
+
+            def answer(self):
+                if self.tokens is None:
+                    raise WorkerError("it is not installed")
+                about = {"program": self.title, "vocab_size": 9, "max_seq_len": max_seq_len, "device": "cpu"}
+                return about | {"dtype": "float32", "peak_without_loading": True}
+
+            def ask(self, prompt, most_gaps=None):
+                asked.append((self.title, len(prompt), most_gaps))
+                if most_gaps is None:
+                    return {"lead": 0.25}
+                tokens = self.tokens(prompt)
+                arrivals = [float(i + 1) for i in range(len(tokens))]
+                return {"tokens": tokens, "arrivals": arrivals, "step_bytes": 1000, "peak_bytes": len(asked)}
+
+            def close(self):
+                asked.append((self.title, "closed"))
+
+        monkeypatch.setattr(race, "Worker", Pretender)
+        made = Race([type(title, (), {"title": title}) for title in rows], "a model", rounds, most_gaps)
+        made.asked = asked
+        return made
+
+    return make
+
+
+def same(prompt):
+    return [7, 3, 3]
+
+
+def fails(prompt):
+    raise WorkerError("out of memory")
+
+
+def test_rows_take_turns_and_another_begins_each_round(pretend):
+    three = pretend(rounds=3, a=same, b=same, c=same)
+    three.run()
+    assert three.contexts == [0, 512, 2000]
+    order = [title for title, length, *_ in three.asked if length == 512]
+    assert order == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
+    assert [length for title, length, *_ in three.asked if title == "a"] == [1, 512, 2000] * 3 + ["closed"]
+    assert {len(row.samples) for row in three.rows} == {9}
+    assert [sample.round for sample in three.rows[0].samples] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert three.differences == []
+
+
+@pytest.mark.parametrize(("limit", "contexts"), [(2004, [0, 512, 2000]), (2003, [0, 512]), (515, [0]), (5, [0])])
+def test_contexts_that_the_model_has_no_room_for_are_left_out(pretend, limit, contexts):
+    one = pretend(max_seq_len=limit, a=same)
+    one.run()
+    assert one.contexts == contexts
+
+
+def test_a_model_too_short_for_anything(pretend):
+    with pytest.raises(RuntimeError, match="has a context of 4 tokens: too short"):
+        pretend(max_seq_len=4, a=same).run()
+
+
+def test_a_row_that_fails_says_so_and_the_others_go_on(pretend):
+    some = pretend(rounds=2, absent=None, a=same, late=lambda prompt: fails(prompt) if len(prompt) == 2000 else [7])
+    some.run()
+    assert [row.error for row in some.rows] == ["it is not installed", None, "out of memory"]
+    assert [len(row.samples) for row in some.rows] == [0, 6, 2]
+    assert [entry for entry in some.asked if entry[1] == "closed"] == [(t, "closed") for t in ("late", "a", "absent")]
+
+
+def test_nobody_left_is_an_error_and_workers_are_closed(pretend):
+    none = pretend(a=None, b=None)
+    with pytest.raises(RuntimeError, match="^Nothing could be measured: it is not installed$"):
+        none.run()
+    assert none.asked == [("b", "closed"), ("a", "closed")]
+    later = pretend(a=fails, b=fails)
+    with pytest.raises(RuntimeError, match="^Nothing could be measured: out of memory$"):
+        later.run()
+    assert later.asked[-2:] == [("b", "closed"), ("a", "closed")]
+
+
+def test_a_row_with_other_tokens_is_found_with_place_and_lead(pretend):
+    rows = pretend(
+        naive=lambda prompt: [7, 3],
+        dense=lambda prompt: [7, 3, 3, 5],
+        peer=lambda prompt: [7, 3, 3, 4] if len(prompt) == 512 else [7, 3, 3],  # beyond what naive wrote
+        wrong=lambda prompt: [1],
+    )
+    rows.run()
+    found = [(d.title, d.other, d.context, d.place, d.token, d.other_token, d.lead) for d in rows.differences]
+    assert found == [
+        ("wrong", "dense", 0, 0, 1, 7, 0.25),
+        ("peer", "dense", 512, 3, 4, 5, 0.25),
+        ("wrong", "dense", 512, 0, 1, 7, 0.25),
+        ("wrong", "dense", 2000, 0, 1, 7, 0.25),
+    ]
+    assert ("dense", 512 + 3, None) in rows.asked  # the lead after the tokens that both agree on
+
+
+def test_a_row_that_changes_its_mind_between_rounds_is_found(pretend):
+    answers = iter([[7], [7], [7], [7], [8], [7]])
+    unsteady = pretend(rounds=2, a=lambda prompt: next(answers))
+    unsteady.run()
+    assert [(d.title, d.other, d.context) for d in unsteady.differences] == [("a", "a", 512)]
+
+
+# --- numbers and text --------------------------------------------------------------------------------------------
+
+
+def sample(context, arrivals, number=0, peak=1):
+    return Sample(context, number, [1] * len(arrivals), arrivals, step_bytes=100, peak_bytes=peak)
+
+
+def finished(*rows, contexts=(0, 512), rounds=3, differences=()):
+    """A race that has been run, by hand."""
+    made = Race([], "a model", rounds, 16)
+    made.rows, made.contexts, made.differences = list(rows), list(contexts), list(differences)
+    about = {"program": "kvcourse", "device": "cpu", "dtype": "float32", "peak_without_loading": True}
+    for row in made.rows:
+        row.about = {} if row.error == "never began" else about
+    return made
+
+
+def rows_by_hand():
+    """Dense waits 2, 1 and 4 s for the first token at 512; its gaps there are 0.1 s, 0.2 s, 0.125 s in the median."""
+    dense = [
+        sample(512, [2.0, 2.1, 2.9, 3.0], 0),  # gaps 0.1, 0.8, 0.1
+        sample(512, [1.0, 1.2], 1, peak=300_000_000),
+        sample(512, [4.0, 4.125], 2, peak=200_000_000),
+        sample(0, [0.5, 1.0], 0),
+    ]
+    return Row("dense", samples=dense), Row("peer", error="it is not installed", samples=[])
+
+
+def test_numbers_by_hand():
+    told = report.make_report(finished(*rows_by_hand()), CEILINGS, quick=False)
+    dense, peer = told["rows"]
+    assert dense["ttft"] == {"median": 2.0, "low": 1.0, "high": 4.0}
+    at_0, at_512 = dense["decode"]
+    assert at_512["tokens_per_second"] == pytest.approx({"median": 8.0, "low": 5.0, "high": 10.0})
+    assert at_512["bound"] == 40  # 4000 bytes a second, 100 bytes a step
+    assert at_512["share"] == pytest.approx(0.2)
+    assert at_0["tokens_per_second"] == {"median": 2.0, "low": 2.0, "high": 2.0}
+    assert dense["peak_bytes"] == 300_000_000
+    assert peer["error"] == "it is not installed" and peer["ttft"] is None and peer["peak_bytes"] is None
+    assert [cell["share"] for cell in peer["decode"]] == [None, None]
+    assert (told["schema"], told["model"], told["contexts"], told["ttft_context"]) == (1, "a model", [0, 512], 512)
+    assert told["ceilings"]["bytes_per_second"] == 4000 and told["environment"]["torch"] == torch.__version__
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_table_shows_the_numbers_and_fits_the_screen():
+    shown = report.text(report.make_report(finished(*rows_by_hand()), CEILINGS, quick=False))
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 120
+    row = next(i for i, line in enumerate(lines) if line.startswith("dense"))
+    assert lines[row].split() == "dense 2.00 s 2.00 (5%) 8.00 (20%) 0.30 GB".split()
+    assert lines[row + 1].split() == "1.00 s to 4.00 s 2.00 to 2.00 5.00 to 10.0".split()
+    assert lines[row + 2].split() == "peer not measured: it is not installed".split()
+    assert lines[row + 3].split() == "bound 40.0 40.0".split()
+    assert "left out: 2,000," in shown and "Medians of 3 rounds" in shown
+    assert "same tokens" not in shown and "quick" not in shown  # one row alone proves nothing
+
+
+def test_one_quick_round_shows_no_ranges_and_says_it_is_rough():
+    both = [Row(title, samples=[sample(0, [0.5, 1.0])]) for title in ("naive", "dense")]
+    shown = report.text(report.make_report(finished(*both, contexts=[0], rounds=1), CEILINGS, quick=True))
+    assert " to 2.00" not in shown and "Medians" not in shown
+    assert "the numbers are rough" in shown and "All rows wrote the same tokens." in shown
+    assert "naive" in shown and next(line for line in shown.splitlines() if line.startswith("naive")).split()[1] == "-"
+
+
+def test_different_tokens_are_told_with_place_and_lead():
+    both = [Row(title, samples=[sample(0, [0.5, 1.0])]) for title in ("naive", "dense")]
+    one = race.Difference("dense", "naive", 0, 4, 77, 12, 0.0031)
+    shown = report.text(report.make_report(finished(*both, contexts=[0], differences=[one]), CEILINGS, quick=False))
+    joined = " ".join(shown.split())
+    assert "DIFFERENT TOKENS: dense wrote 77 where naive wrote 12, at context 0, new token 5;" in joined
+    assert "ahead of the second best by 0.0031 logits" in joined and "same tokens" not in joined
+
+
+def test_memory_note_says_when_loading_is_counted():
+    assert "while it wrote" in report.memory_note("cpu", without_loading=True)
+    assert "loading included" in report.memory_note("cpu", without_loading=False)
+    assert "PyTorch's tensors" in report.memory_note("cuda:0", without_loading=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "written"),
+    [
+        (report.number, 1234.5, "1,234"),
+        (report.number, 28.06, "28.1"),
+        (report.number, 0.2169, "0.217"),
+        (report.seconds, 0.0224, "22.4 ms"),
+        (report.seconds, 1.15, "1.15 s"),
+        (report.percent, 1.1, "110%"),
+        (report.percent, 0.0074, "0.74%"),
+    ],
+)
+def test_numbers_are_written_with_three_digits(function, value, written):
+    assert function(value) == written
+
+
+# --- the whole command -------------------------------------------------------------------------------------------
+
+
+def test_the_whole_command(tiny, tmp_path, capsys, monkeypatch):
+    measured = [Ceilings(1e9, 3000.0, "cpu", "float32"), CEILINGS]  # before and after: the higher one counts
+    monkeypatch.setattr("kvcourse.roof.measure_ceilings", lambda: measured.pop(0))
+    assert kvcourse(["bench", tiny, "--quick", "--peers", "--output", str(tmp_path / "new")]) == 0
+    shown = capsys.readouterr().out
+    assert "All rows wrote the same tokens." in shown
+    assert f"Written: {tmp_path / 'new' / 'bench.json'} and {tmp_path / 'new' / 'bench.png'}" in shown
+    stored = json.loads((tmp_path / "new" / "bench.json").read_text())
+    assert [row["title"] for row in stored["rows"]] == ["naive", "dense", "transformers"]
+    assert [row["error"] for row in stored["rows"]] == [None] * 3
+    assert stored["rows"][2]["program"].startswith("transformers 5")
+    gaps = [[len(sample["arrivals"]) - 1 for sample in row["samples"]] for row in stored["rows"]]
+    assert gaps == [[4, 2, 2], [4, 4, 4], [4, 4, 4]]
+    config = tiny_config(max_seq_len=2048)
+    for row in stored["rows"]:
+        for cell in row["decode"]:
+            step = kv.bytes_moved(config, 1, max(cell["context"], 1), bits=32).total
+            assert cell["bound"] == CEILINGS.bytes_per_second / step
+            assert cell["share"] == cell["tokens_per_second"]["median"] / cell["bound"]
+    assert (tmp_path / "new" / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_wrong_and_missing_rows_make_the_command_fail_and_nothing_is_written(
+    tiny, strange, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(contestants, "COURSE", [Dense])
+    monkeypatch.setattr(contestants, "PEERS", [strange.Wrong, strange.Absent])
+    assert kvcourse(["bench", tiny, "--quick", "--peers"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "DIFFERENT TOKENS: wrong wrote" in shown and "at context 512, new token 2;" in shown
+    assert "absent not measured: it is not installed: pip install it" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rounds", "0"], "--rounds=0 must be a whole number of at least 1"),
+        (["nosuchmodel"], "no model 'nosuchmodel'"),
+        (["no/such/model.gguf"], "no file or folder"),
+        (["--output", __file__], "File exists"),
+    ],
+)
+def test_bad_arguments_are_refused_before_any_work(arguments, message, capsys, monkeypatch):
+    monkeypatch.setattr("kvcourse.roof.measure_ceilings", lambda: pytest.fail("work was begun"))
+    assert kvcourse(["bench", *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_workers_too(tiny):
+    code = (
+        "import sys, kvcourse.roof as roof; from kvcourse.cli.main import main;"
+        "roof.measure_ceilings = lambda: roof.Ceilings(1.0, 1.0, 'cpu', 'float32');"
+        f"sys.exit(main(['bench', {tiny!r}, '--rounds', '100000']))"
+    )
+    command = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    workers = []
+    try:
+        deadline = time.monotonic() + 120
+        while len(workers) < 2 and time.monotonic() < deadline:
+            time.sleep(0.2)
+            workers = psutil.Process(command.pid).children(recursive=True)
+        assert len(workers) == 2 and all("kvcourse.bench.worker" in one.cmdline() for one in workers)
+        os.kill(command.pid, signal.SIGINT)
+        output, _ = command.communicate(timeout=60)
+        assert command.returncode == 130 and "Traceback" not in output
+        assert not any(one.is_running() for one in workers)
+    finally:
+        for one in (command, *workers):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
