@@ -60,7 +60,7 @@ def test_installed_command_and_help_without_torch():
         [sys.executable, "-X", "importtime", "-m", "kvcourse.cli.main", "--help"], capture_output=True, text=True
     )
     assert done.returncode == 0
-    assert all(name in done.stdout for name in ("doctor", "fetch", "lab", "run", "notebooks"))
+    assert all(name in done.stdout for name in ("doctor", "fetch", "lab", "run", "bench", "notebooks"))
     imported = [line.rsplit("|")[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")]
     assert "kvcourse.cli.doctor" in imported
     assert not {"torch", "numpy", "jupytext", "nbclient", "matplotlib"} & set(imported)

@@ -136,7 +136,7 @@ def test_rope_freqs_are_divisors(tmp_path):
 @pytest.mark.parametrize(
     "fields, words",
     [
-        (dict(scaling__type="foo", scaling__factor=2.0), "llama.rope.scaling.type = 'foo'.*does not know"),
+        (dict(scaling__type="foo", scaling__factor=2.0), "llama.rope.scaling.type = 'foo', which is not supported"),
         (dict(scaling__type="longrope"), "llama.rope.scaling.type = 'longrope'"),
         (dict(scaling__type="yarn"), "llama.rope.scaling.type = 'yarn', but has no rope.scaling.factor"),
         (dict(scaling__type="linear"), "llama.rope.scaling.type = 'linear', but has no rope.scaling.factor"),
@@ -153,13 +153,13 @@ def test_rope_freqs_are_divisors(tmp_path):
         ),
         (dict(scaling__yarn_beta_fast=8.0), "llama.rope.scaling.yarn_beta_fast = 8.0"),
         (dict(scaling__alpha=1000.0), "llama.rope.scaling.alpha = 1000.0"),
-        (dict(scaling__factor=-2.0), "factor=-2.0"),
+        (dict(scaling__factor=-2.0), "llama.rope.scaling.factor = -2.0"),
         (dict(dimension_sections=[16, 24, 24, 0]), "llama.rope.dimension_sections"),
-        (dict(freq_base=-1.0), "rope_theta=-1.0"),
+        (dict(freq_base=-1.0), "llama.rope.freq_base = -1.0"),
     ],
 )
 def test_what_is_not_understood_is_refused(tmp_path, fields, words):
-    with pytest.raises(ValueError, match=f"m.gguf cannot be loaded: .*{words}"):
+    with pytest.raises(ValueError, match=f"m.gguf .*{words}"):
         read_scaling(tmp_path, **fields)
 
 

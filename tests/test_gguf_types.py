@@ -144,7 +144,7 @@ def test_alignment_and_order_of_dimensions(tmp_path, alignment, odd, kind):
     for name, values in stored.items():
         assert found[name].shape.tolist() == [5, 3]  # innermost first
         assert found[name].data.tobytes() == values.tobytes()
-        got = dequantize(found[name])
+        got = dequantize(found[name], path)
         assert got.shape == (3, 5)
         np.testing.assert_array_equal(got, gguf.quants.dequantize(values, type_))
 
@@ -157,7 +157,7 @@ def test_alignment_that_is_ignored_is_noticed(tmp_path):
     assert whole.count(b"general.alignment") == 1
     path.write_bytes(whole.replace(b"general.alignment", b"general.alignmenX"))
     _, found = open_gguf(path)
-    assert not np.array_equal(dequantize(found["t"]), values)
+    assert not np.array_equal(dequantize(found["t"], path), values)
 
 
 @pytest.mark.parametrize("alignment", [16, 64])

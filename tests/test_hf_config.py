@@ -304,9 +304,9 @@ def test_sizes_must_be_whole_numbers(value):
     refuses("hidden_size", repr(value), hidden_size=value)
 
 
-@pytest.mark.parametrize("value", ["1e-5", True, float("nan"), float("inf"), -1e-5])
+@pytest.mark.parametrize("value", ["1e-5", True, float("nan"), float("inf"), -1e-5, 10**309])
 def test_numbers_must_be_numbers(value):
-    refuses("rms_norm_eps", repr(value), rms_norm_eps=value)
+    refuses("rms_norm_eps", repr(value)[:70], rms_norm_eps=value)
 
 
 @pytest.mark.parametrize("value", ["false", 0, 1])
@@ -324,7 +324,7 @@ def test_sizes_that_do_not_fit():
 
 @pytest.mark.parametrize("family", ["gpt2", "mixtral", "gemma3_text", "Llama", 3])
 def test_another_type_of_model(family):
-    refuses(f"describes a model of type {family!r}", "llama, mistral, qwen2, qwen3", model_type=family)
+    refuses(f"says model_type = {family!r}", "only 'llama' or 'mistral' or 'qwen2' or 'qwen3' is", model_type=family)
 
 
 @pytest.mark.parametrize("names", [["LlamaForSequenceClassification"], ["LlamaModel"], ["MistralForCausalLM"], []])
@@ -394,7 +394,7 @@ def test_code_that_comes_with_the_model():
     ],
 )
 def test_unknown_fields_are_refused_by_name(name, value):
-    refuses(f"has a field {name} = {value!r}", "not understood", "take it out", **{name: value})
+    refuses(f"says {name} = {value!r}", "not understood", "take it out", **{name: value})
 
 
 def test_unknown_fields_that_say_no():
@@ -427,7 +427,7 @@ def test_harmless_fields_change_nothing():
     ],
 )
 def test_fields_of_another_family_are_refused(family, name, value):
-    refuses(f"has a field {name} = {value!r}", family=family, **{name: value})
+    refuses(f"says {name} = {value!r}", "not understood", family=family, **{name: value})
 
 
 # --- Biases ---
@@ -450,7 +450,7 @@ def test_mistral_has_one_window_for_all_layers():
     assert read("mistral").windows == (16, 16)
     assert read_config(small("mistral") | {"sliding_window": None}, WHERE).windows == (None, None)
     refuses("has no field sliding_window", "null: no window", family="mistral", sliding_window=None)
-    refuses("sliding_window=0", family="mistral", sliding_window=0)
+    refuses("sliding_window = 0", family="mistral", sliding_window=0)
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -529,21 +529,23 @@ def test_spellings_that_contradict_each_other():
     refuses("contradicts itself", "rope_parameters", "rope_scaling", **two)
     two["rope_scaling"] = {"type": "default"}
     refuses("contradicts itself", **two)
-    refuses("contradicts itself", "'yarn'", "'linear'", rope_scaling={"rope_type": "yarn", "type": "linear"} | YARN)
-    outside = {"original_max_position_embeddings": 32}
-    refuses("contradicts itself", "64", "32", rope_scaling={"type": "yarn"} | YARN, **outside)
+    two = {"rope_type": "yarn", "type": "linear"} | YARN
+    refuses("rope_scaling.rope_type = 'yarn'", "contradicts type = 'linear'", rope_scaling=two)
+    two = {"rope_scaling": {"type": "yarn"} | YARN, "original_max_position_embeddings": 32}
+    refuses("rope_scaling.original_max", "64", "contradicts", "32 outside", **two)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "mrope", "foo", 3, ["yarn"]])
 @pytest.mark.parametrize("key", ["type", "rope_type"])
 def test_other_kinds_of_scaling_are_refused_by_name(kind, key):
-    refuses(f"rope_type = {kind!r}", "not supported", "llama3, yarn", rope_scaling={key: kind, "factor": 2.0})
+    given = {key: kind, "factor": 2.0}
+    refuses(f"rope_scaling.{key} = {kind!r}", "not supported", "'llama3' or 'yarn'", rope_scaling=given)
 
 
 def test_scaling_without_a_kind():
-    refuses("rope_scaling", "has no field rope_type", "factor", rope_scaling={"factor": 2.0})
+    refuses("has no field rope_scaling.rope_type", "factor", rope_scaling={"factor": 2.0})
     nested = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
-    refuses("rope_parameters", "has no field rope_type", "sliding_attention", rope_parameters=nested)
+    refuses("has no field rope_parameters.rope_type", "sliding_attention", rope_parameters=nested)
     refuses("rope_scaling = 'yarn'", "must be an object", rope_scaling="yarn")
 
 
@@ -554,7 +556,7 @@ def test_scaling_without_a_needed_field(kind):
         if (kind, name) == ("yarn", "original_max_position_embeddings"):
             continue
         rest = {key: value for key, value in fields.items() if key != name}
-        refuses("rope_scaling", f"has no field {name}", rope_scaling=rest)
+        refuses(f"has no field rope_scaling.{name}", rope_scaling=rest)
 
 
 @pytest.mark.parametrize("kind", SCALINGS)
@@ -566,7 +568,7 @@ def test_fields_of_a_scaling_that_are_not_understood(kind):
     assert read(rope_scaling=fields | {"partial_rotary_factor": 1.0, "finetuned": True}).rope_theta == 1e4
     if kind != "default":
         for wrong in ("4", True, float("nan"), 0, -2.0):
-            refuses("rope_scaling", "factor", rope_scaling=fields | {"factor": wrong})
+            refuses("factor", rope_scaling=fields | {"factor": wrong})
 
 
 def test_yarn():
@@ -580,7 +582,8 @@ def test_yarn():
     assert yarn(factor=None, original_max_position_embeddings=32) == YarnScaling(256 / 32, 32)
     assert yarn(mscale=1.0, mscale_all_dim=1.0).amplitude == 1.0
     assert yarn(attention_factor=0.7, mscale=1.0, mscale_all_dim=0.5).amplitude == 0.7
-    refuses("has no field factor", rope_scaling={"type": "yarn", "factor": None})  # no length either: nothing to go by
+    neither = {"type": "yarn", "factor": None}  # nor a length: nothing to go by
+    refuses("has no field rope_scaling.factor", rope_scaling=neither)
 
 
 number = st.floats(0.1, 8)

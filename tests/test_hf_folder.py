@@ -205,7 +205,7 @@ def test_untied_uses_the_head(tmp_path, flag):
 def test_untied_and_head_absent_is_an_error(tmp_path, flag):
     save(tmp_path, "llama", tie_word_embeddings=True)
     edit_config(tmp_path, tie_word_embeddings=flag)
-    refuses(tmp_path, "lacks 1 tensor(s): lm_head.weight", "tie_word_embeddings = true")
+    refuses(tmp_path, "lacks lm_head.weight", "tie_word_embeddings = true")
 
 
 def test_rotary_frequencies_in_the_file_are_passed_over(tmp_path):
@@ -244,7 +244,7 @@ def test_missing_tensors_are_named(tmp_path):
 def test_extra_tensors_are_named(tmp_path):
     save(tmp_path, "llama")
     edit_config(tmp_path, num_hidden_layers=1)
-    refuses(tmp_path, "has 9 tensor(s): model.layers.1.", "no use")
+    refuses(tmp_path, "has 9 tensor(s): model.layers.1.", "which config.json does not ask for")
 
 
 @pytest.mark.parametrize("family", HAS_BIAS_SWITCH)
@@ -257,7 +257,7 @@ def test_biases_are_not_dropped(tmp_path, family):
 def test_another_shape(tmp_path):
     save(tmp_path, "llama")
     edit_config(tmp_path, intermediate_size=95)
-    refuses(tmp_path, "model.safetensors: tensor model.layers.0.mlp.", "has shape", "96", "asks for", "95")
+    refuses(tmp_path, f"{tmp_path}: tensor model.layers.0.mlp.", "has shape", "96", "asks for", "95")
 
 
 @pytest.mark.parametrize("dtype, name", [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.int64, "I64")])

@@ -15,8 +15,9 @@ import torch
 from tqdm.auto import tqdm
 
 from kvcourse.config import ModelConfig
-from kvcourse.model import Transformer
+from kvcourse.weights.fields import Fields
 from kvcourse.weights.gguf_config import read_config
+from kvcourse.weights.tensors import check_tensors, model_shapes
 
 
 def read_gguf(path, dtype=torch.float32, device="cpu") -> tuple[ModelConfig, dict[str, torch.Tensor], dict]:
@@ -28,21 +29,21 @@ def read_gguf(path, dtype=torch.float32, device="cpu") -> tuple[ModelConfig, dic
     """
     path = Path(path)
     metadata, tensors = open_gguf(path)
-    try:
-        rope_freqs = tensors.pop("rope_freqs.weight", None)
-        if rope_freqs is not None:
-            rope_freqs = dequantize(rope_freqs).ravel().tolist()
-        config = read_config(metadata, tensors, has_tied_head(tensors), rope_freqs)
-        layout = tensor_layout(config)
-        check_tensors(tensors, layout)
-        state = {}
-        for given, (name, _) in tqdm(layout.items(), desc=path.name, unit="tensor", delay=5, leave=False):
-            weight = dequantize(tensors[given])
-            if metadata["general.architecture"] == "llama":
-                weight = restore_order(name, weight, config)
-            state[name] = torch.from_numpy(weight).to(device, dtype)
-    except (ValueError, TypeError) as error:  # a metadata value may be of any type
-        raise ValueError(f"{path.name} cannot be loaded: {error}") from error
+    rope_freqs, tied = tensors.pop("rope_freqs.weight", None), has_tied_head(tensors)
+    if rope_freqs is not None:
+        rope_freqs = dequantize(rope_freqs, path).ravel().tolist()
+    if tied:
+        tensors.pop("output.weight", None)  # a copy of the embedding
+    config = read_config(metadata, tensors, str(path), tied, rope_freqs)
+    shapes = model_shapes(config)
+    found = {name: tuple(reversed(tensor.shape.tolist())) for name, tensor in tensors.items()}  # outermost first
+    check_tensors(found, {gguf_name(name): shape for name, shape in shapes.items()}, str(path), "its metadata")
+    state = {}
+    for name in tqdm(shapes, desc=path.name, unit="tensor", delay=5, leave=False):
+        weight = dequantize(tensors[gguf_name(name)], path)
+        if metadata["general.architecture"] == "llama":
+            weight = restore_order(name, weight, config)
+        state[name] = torch.from_numpy(weight).to(device, dtype)
     return config, state, metadata
 
 
@@ -61,7 +62,8 @@ class Reader(gguf.GGUFReader):
 def open_gguf(path: Path) -> tuple[dict, dict]:
     """Metadata {key: value} and tensors {name: tensor, still in blocks on disk}, those of all the parts of a model."""
     metadata, tensors = open_part(path)
-    count, number = metadata.get("split.count", 1), metadata.get("split.no", 0) + 1
+    split = Fields(metadata, str(path))
+    count, number = split.whole("split.count", 1, least=0), split.whole("split.no", 0, least=0) + 1
     if count < 2:
         return metadata, tensors
     ending = "-{:05d}-of-" + f"{count:05d}.gguf"
@@ -145,33 +147,13 @@ def gguf_name(name: str) -> str:
     return f"blk.{index}.{NAMES[module]}.{kind}"
 
 
-def tensor_layout(config: ModelConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """{name in the file: (name in `Transformer`, shape)} of all the tensors a model has. Matrices are (out, in)."""
-    parameters = Transformer(config, device="meta", dtype=torch.float32).state_dict()
-    return {gguf_name(name): (name, tuple(parameter.shape)) for name, parameter in parameters.items()}
-
-
-def check_tensors(tensors: dict, layout: dict) -> None:
-    """Raise `ValueError` unless there are exactly the tensors of `layout`, in their shapes."""
-    unused = {"output.weight"} - layout.keys()  # a copy of the embedding
-    missing, extra = sorted(layout.keys() - tensors.keys()), sorted(tensors.keys() - layout.keys() - unused)
-    for names, what in ((missing, "it lacks"), (extra, "it has, beyond what its kind of model needs,")):
-        if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            raise ValueError(f"{what} {len(names)} tensor(s): {', '.join(names[:5])}{more}.")
-    for name, (_, shape) in layout.items():
-        found = tuple(reversed(tensors[name].shape.tolist()))  # a GGUF file lists dimensions innermost first
-        if found != shape:
-            raise ValueError(f"tensor {name} has shape {found}, but the metadata ask for {shape}.")
-
-
-def dequantize(tensor) -> np.ndarray:
+def dequantize(tensor, path: Path) -> np.ndarray:
     """The tensor's values in float32, in memory of their own (float32 tensors would otherwise stay the file itself)."""
     try:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError as error:
         kind = tensor.tensor_type.name
-        raise ValueError(f"tensor {tensor.name} is of type {kind}, which cannot be dequantized.") from error
+        raise ValueError(f"{path}: tensor {tensor.name} is of type {kind}, which cannot be dequantized.") from error
     return np.require(values, np.float32, ["C", "W"])
 
 

@@ -11,7 +11,7 @@ Source of what each field means: `configuration_*.py` and `modeling_*.py` of `tr
 """
 
 from kvcourse.config import ModelConfig
-from kvcourse.weights.fields import Fields, make, short
+from kvcourse.weights.fields import NEEDED, Fields, short
 from kvcourse.weights.hf_rope import read_rope
 
 FAMILIES = {
@@ -30,7 +30,7 @@ HARMLESS = frozenset(
     attention_dropout classifier_dropout embd_pdrop hidden_dropout initializer_range neftune_noise_alpha resid_pdrop
     max_sequence_length model_max_length seq_length
     bos_token_id decoder_start_token_id eos_token_id pad_token_id sep_token_id unk_token_id
-    finetuning_task id2label label2id num_labels prefix problem_type task_specific_params
+    finetuning_task id2label label2id num_labels prefix problem_type task_specific_params tokenizer_class
     do_sample early_stopping length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams
     num_return_sequences output_attentions output_hidden_states repetition_penalty temperature top_k top_p typical_p
     diversity_penalty encoder_no_repeat_ngram_size is_decoder
@@ -68,22 +68,18 @@ def read_config(config: dict, where: str) -> ModelConfig:
         raise ValueError(f"{where} must hold a JSON object (fields with values), not {short(config)}.")
     fields = Fields(config, where)
     family = read_family(fields)
-    fields.refuse_unless_neutral(NEUTRAL)
-    # Only some real files leave these out: one key/value head per query head, and heads that share out the width.
-    optional = {"num_key_value_heads": family == "llama", "head_dim": family != "qwen3"}
-    heads = {n: None if may_lack and fields.get(n) is None else fields.whole(n) for n, may_lack in optional.items()}
     attention_bias = fields.flag("attention_bias") if family in ("llama", "qwen3") else False
     rope_theta, rope_scaling = read_rope(fields)
-    result = make(
+    result = fields.make(
         ModelConfig,
-        where,
         vocab_size=fields.whole("vocab_size"),
         n_layers=fields.whole("num_hidden_layers"),
         n_heads=fields.whole("num_attention_heads"),
         d_model=fields.whole("hidden_size"),
         d_ff=fields.whole("intermediate_size"),
-        n_kv_heads=heads["num_key_value_heads"],
-        d_head=heads["head_dim"],
+        # Some real files leave these out: one key/value head per query head, and heads that share out the width.
+        n_kv_heads=fields.whole("num_key_value_heads", None if family == "llama" else NEEDED),
+        d_head=fields.whole("head_dim", NEEDED if family == "qwen3" else None),
         max_seq_len=fields.whole("max_position_embeddings"),
         rope_theta=rope_theta,
         norm_eps=fields.number("rms_norm_eps"),
@@ -95,29 +91,22 @@ def read_config(config: dict, where: str) -> ModelConfig:
         mlp_bias=fields.flag("mlp_bias") if family == "llama" else False,
         qk_norm=family == "qwen3",
     )
-    fields.finish(HARMLESS)
+    fields.finish(HARMLESS, NEUTRAL)
     return result
 
 
 def read_family(fields: Fields) -> str:
     """The model's type, one of `FAMILIES`; raises `ValueError` for what is another model, or not a plain one."""
-    known = ", ".join(FAMILIES)
-    family = fields.needed("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise fields.error(f"describes a model of type {short(family)}; this package runs {known}.")
-    architectures = fields.get("architectures", [FAMILIES[family]])
-    if architectures != [FAMILIES[family]]:
-        raise fields.error(f"says architectures = {short(architectures)}; this package runs ['{FAMILIES[family]}'].")
+    family = fields.one_of("model_type", FAMILIES, NEEDED)
+    fields.one_of("architectures", [[FAMILIES[family]]])
     for name in ("quantization_config", "quantization"):
         if fields.get(name):
-            raise fields.error(
-                f"says {name} = {short(fields.get(name))}: quantized weights in safetensors are not supported. "
-                "Take the unquantized model, or a GGUF file."
+            raise fields.refused(
+                name,
+                "but quantized weights in safetensors are not supported. Take the unquantized model, or a GGUF file.",
             )
     if fields.get("auto_map"):
-        raise fields.error(
-            f"says auto_map = {short(fields.get('auto_map'))}: the model comes with code of its own, which is not run."
-        )
+        raise fields.refused("auto_map", "so the model comes with code of its own, which is not run.")
     return family
 
 
@@ -128,22 +117,20 @@ def read_window(fields: Fields, family: str) -> int | None | tuple[int | None, .
     if family == "mistral":
         if "sliding_window" not in fields.fields:  # the class's default of 4096 is wrong for most Mistral models
             raise fields.error("has no field sliding_window, which is needed to run the model (null: no window).")
-        return None if fields.get("sliding_window") is None else fields.whole("sliding_window")
+        return fields.whole("sliding_window", None)
     size, first, kinds = (fields.get(name) for name in ("sliding_window", "max_window_layers", "layer_types"))
-    size = fields.whole("sliding_window") if fields.flag("use_sliding_window") and size is not None else None
+    size = fields.whole("sliding_window", None) if fields.flag("use_sliding_window") else None
     n_layers = fields.whole("num_hidden_layers")
     if kinds is None and size is None:
         return None
     if kinds is None:
-        first = fields.needed("max_window_layers")  # the layers before it see everything; 0 is allowed
-        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-            raise fields.error(f"says max_window_layers = {short(first)}, which must be a number of layers.")
+        first = fields.whole("max_window_layers", least=0)  # the layers before it see everything
         kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(n_layers)]
     if not isinstance(kinds, list) or len(kinds) != n_layers:
-        raise fields.error(f"says layer_types = {short(kinds)}, which must be a list with one entry per layer.")
+        raise fields.refused("layer_types", "which must be a list with one entry per layer.")
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
-            raise fields.error(f"says layer_types = {short(kinds)}, where {short(kind)} is not supported.")
+            raise fields.refused("layer_types", f"where {short(kind)} is not supported.")
     if "sliding_attention" in kinds and size is None:
         raise fields.error("has layer_types with 'sliding_attention', but no sliding_window switched on.")
     windows = tuple(size if kind == "sliding_attention" else None for kind in kinds)

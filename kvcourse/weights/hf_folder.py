@@ -17,8 +17,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from kvcourse.config import ModelConfig
-from kvcourse.model import Transformer
 from kvcourse.weights.hf_config import read_config
+from kvcourse.weights.tensors import check_tensors, model_shapes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
@@ -41,7 +41,7 @@ def read_folder(path, dtype=torch.float32, device="cpu") -> tuple[ModelConfig, d
         raise not_a_checkpoint(names, str(folder))
     config = read_config(read_json(folder / "config.json"), str(folder / "config.json"))
     stored = find_tensors(folder)
-    check_tensors(stored, config, folder)
+    check_stored(stored, config, folder)
     state = {}
     with tqdm(desc=folder.name, total=len(stored), unit="tensor", delay=5, leave=False) as bar:
         for file in sorted({tensor.file for tensor in stored.values()}):  # one shard at a time stays open
@@ -172,49 +172,34 @@ def refuse_pointer(path: Path) -> None:
             )
 
 
-def check_tensors(stored: dict[str, Stored], config: ModelConfig, folder: Path) -> None:
+def check_stored(stored: dict[str, Stored], config: ModelConfig, folder: Path) -> None:
     """Raise `ValueError` unless the tensors are exactly the model's, in shape too, and floating point. The head of a
     tied model, stored a second time, is taken out of `stored`."""
-    shapes = {name: tuple(w.shape) for name, w in Transformer(config, "meta", torch.float32).state_dict().items()}
-    missing = [hugging_face_name(name) for name in shapes if name not in stored]
-    if missing:
-        tied = ", or else config.json should say tie_word_embeddings = true" if missing == [HEAD] else ""
-        raise ValueError(f"{folder} lacks {counted(missing)}, which config.json asks for{tied}.")
-    if config.tie_embeddings:
-        shapes[HEAD] = shapes[EMBEDDING]
-    extra = [tensor.name for name, tensor in stored.items() if name not in shapes]
-    if extra:
-        raise ValueError(f"{folder} has {counted(extra)}, for which a model with this config.json has no use.")
-    for name, tensor in stored.items():
-        where = f"{tensor.file}: tensor {tensor.name}"
-        if tensor.shape != shapes[name]:
-            raise ValueError(f"{where} has shape {tensor.shape}, but config.json asks for {shapes[name]}.")
+    head = stored.pop(HEAD, None) if config.tie_embeddings else None
+    if not config.tie_embeddings and HEAD not in stored and EMBEDDING in stored:
+        raise ValueError(f"{folder} lacks {HEAD}, or else config.json should say tie_word_embeddings = true.")
+    shapes = model_shapes(config).items()
+    names = {name: tensor.name for name, tensor in stored.items()}
+    wanted = {names.get(name, name if name == HEAD else f"model.{name}"): shape for name, shape in shapes}
+    check_tensors({tensor.name: tensor.shape for tensor in stored.values()}, wanted, str(folder), "config.json")
+    for tensor in stored.values():
         if tensor.dtype not in ("F64", "F32", "F16", "BF16"):
             raise ValueError(
-                f"{where} is of type {tensor.dtype}; only floating point of 16 bits or more is supported. Take the "
-                "model that was not quantized."
+                f"{tensor.file}: tensor {tensor.name} is of type {tensor.dtype}; only floating point of 16 bits or "
+                "more is supported. Take the model that was not quantized."
             )
-    if config.tie_embeddings and HEAD in stored:
-        head, embedding = read_one(stored.pop(HEAD)), read_one(stored[EMBEDDING])
-        if head.dtype != embedding.dtype or not torch.equal(head, embedding):
+    if head is not None:
+        embedding = stored[EMBEDDING]
+        if head.dtype != embedding.dtype or not torch.equal(read_one(head), read_one(embedding)):
             raise ValueError(
-                f"{folder}: config.json says tie_word_embeddings = true, but {HEAD} is there and differs from "
-                f"model.{EMBEDDING}; one of the two is wrong."
+                f"{folder}: config.json says tie_word_embeddings = true, but {head.name} is there and differs from "
+                f"{embedding.name}; one of the two is wrong."
             )
 
 
 def read_one(tensor: Stored) -> Tensor:
     with open_safetensors(tensor.file) as opened:
         return opened.get_tensor(tensor.name)
-
-
-def hugging_face_name(name: str) -> str:
-    return name if name == HEAD else f"model.{name}"
-
-
-def counted(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{len(names)} tensor(s): {', '.join(names[:5])}{more}"
 
 
 def converted(tensor: Tensor, dtype: torch.dtype, device, where: str) -> Tensor:

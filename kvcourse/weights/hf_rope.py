@@ -6,7 +6,7 @@ Source: `modeling_rope_utils.py` of `transformers` 5.24.
 import math
 
 from kvcourse.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
-from kvcourse.weights.fields import Fields, make, short
+from kvcourse.weights.fields import Fields, short
 
 
 def read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
@@ -15,18 +15,17 @@ def read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
     `transformers` 5 writes one object `rope_parameters`; before, there were a number `rope_theta` and an object
     `rope_scaling`. A file may have both only if they agree.
     """
-    thetas = {} if fields.get("rope_theta") is None else {"rope_theta": fields.number("rope_theta")}
-    scalings = {}
+    thetas, scalings = {"rope_theta": fields.number("rope_theta", None)}, {}
     for name in ("rope_parameters", "rope_scaling"):
         given = fields.get(name)
         if given is None or given == {}:
             continue
         if not isinstance(given, dict):
-            raise fields.error(f"says {name} = {short(given)}, which must be an object.")
-        inner = Fields(given, f"{fields.where}, {name},")
-        if inner.get("rope_theta") is not None:
-            thetas[f"{name}.rope_theta"] = inner.number("rope_theta")
+            raise fields.refused(name, "which must be an object.")
+        inner = Fields(given, fields.where, f"{name}.")
+        thetas[f"{name}.rope_theta"] = inner.number("rope_theta", None)
         scalings[name] = read_scaling(inner, fields)
+    thetas = {name: theta for name, theta in thetas.items() if theta is not None}
     for found in (thetas, scalings):
         if len(set(found.values())) > 1:
             both = ", but ".join(f"{name} = {value}" for name, value in found.items())
@@ -37,19 +36,17 @@ def read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
 
 def read_scaling(fields: Fields, outer: Fields) -> RopeScaling | None:
     """Scaling from a `rope_scaling` or `rope_parameters` object, whose kind is under "rope_type" or, older, "type"."""
-    kinds = [kind for kind in (fields.get("rope_type"), fields.get("type")) if kind is not None]
-    if len(kinds) == 2 and kinds[0] != kinds[1]:
-        raise fields.error(f"contradicts itself: rope_type = {short(kinds[0])}, but type = {short(kinds[1])}.")
-    if not kinds and set(fields.fields) - {"rope_theta", "partial_rotary_factor"}:
-        raise fields.error(f"has no field rope_type, but fields {', '.join(fields.fields)}.")
-    kind = kinds[0] if kinds else "default"
-    if not isinstance(kind, str) or kind not in SCALINGS:
-        known = ", ".join(SCALINGS)
-        raise fields.error(f"has rope_type = {short(kind)}, which is not supported; supported are {known}.")
+    kind, older = (fields.one_of(name, SCALINGS) for name in ("rope_type", "type"))
+    if kind and older and kind != older:
+        raise fields.refused("rope_type", f"which contradicts type = {short(older)}.")
+    kind = kind or older
+    if kind is None and set(fields.fields) - {"rope_theta", "partial_rotary_factor"}:
+        raise fields.error(f"has no field {fields.prefix}rope_type, but fields {', '.join(fields.fields)} beside it.")
+    read = SCALINGS[kind or "default"]
+    scaling = read(fields, trained_length(fields, outer), outer.whole("max_position_embeddings"))
     if fields.number("partial_rotary_factor", 1.0) != 1:
-        raise fields.error(f"says partial_rotary_factor = {fields.get('partial_rotary_factor')}; only 1 is supported.")
-    scaling = SCALINGS[kind](fields, trained_length(fields, outer), outer.whole("max_position_embeddings"))
-    fields.finish(frozenset(["finetuned"]))  # a mark that the first YaRN models carry
+        raise fields.refused("partial_rotary_factor", "which is not supported: only 1 is.")
+    fields.finish({"finetuned"}, {})  # a mark that the first YaRN models carry
     return scaling
 
 
@@ -57,9 +54,9 @@ def trained_length(fields: Fields, outer: Fields) -> int | None:
     """Length of the texts that the model was trained on before its positions were stretched: given in the object or
     beside it, or not at all."""
     name = "original_max_position_embeddings"
-    inside, outside = (None if place.get(name) is None else place.whole(name) for place in (fields, outer))
+    inside, outside = fields.whole(name, None), outer.whole(name, None)
     if inside and outside and inside != outside:
-        raise fields.error(f"contradicts itself: {name} = {inside}, but {outside} outside.")
+        raise fields.refused(name, f"which contradicts {name} = {outside} outside.")
     return inside or outside
 
 
@@ -68,14 +65,13 @@ def no_scaling(fields: Fields, trained: int | None, max_seq_len: int) -> None:
 
 
 def linear(fields: Fields, trained: int | None, max_seq_len: int) -> LinearScaling:
-    return make(LinearScaling, fields.where, factor=fields.number("factor"))
+    return fields.make(LinearScaling, factor=fields.number("factor"))
 
 
 def llama3(fields: Fields, trained: int | None, max_seq_len: int) -> Llama3Scaling:
     numbers = {name: fields.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
-    if trained is None:
-        fields.needed("original_max_position_embeddings")
-    return make(Llama3Scaling, fields.where, **numbers, original_max_seq_len=trained)
+    trained = trained or fields.whole("original_max_position_embeddings")
+    return fields.make(Llama3Scaling, **numbers, original_max_seq_len=trained)
 
 
 def yarn(fields: Fields, trained: int | None, max_seq_len: int) -> YarnScaling:
@@ -84,13 +80,12 @@ def yarn(fields: Fields, trained: int | None, max_seq_len: int) -> YarnScaling:
         factor = max_seq_len / trained  # what null means there; an absent factor is an error, there too
     else:
         factor = fields.number("factor")
-    attention_factor = None if fields.get("attention_factor") is None else fields.number("attention_factor")
+    attention_factor = fields.number("attention_factor", None)
     mscale, mscale_all = fields.number("mscale", 0.0), fields.number("mscale_all_dim", 0.0)
     if attention_factor is None and mscale and mscale_all and factor > 1:
         attention_factor = (0.1 * mscale * math.log(factor) + 1) / (0.1 * mscale_all * math.log(factor) + 1)
-    return make(
+    return fields.make(
         YarnScaling,
-        fields.where,
         factor=factor,
         original_max_seq_len=trained or max_seq_len,
         attention_factor=attention_factor,
