@@ -162,8 +162,8 @@ def find_model(name: str | os.PathLike) -> Path:
     near = difflib.get_close_matches(text.lower(), SOURCES, n=3, cutoff=0.4)
     meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(
-        f"There is no model {text!r}.{meant} Give one of {', '.join(SOURCES)}, a folder with a Hugging Face checkpoint, "
-        "a .gguf file, or a hub id such as owner/name."
+        f"There is no model {text!r}.{meant} Give one of {', '.join(SOURCES)}, a folder with a Hugging Face "
+        "checkpoint, a .gguf file, or a hub id such as owner/name."
     )
 
 

@@ -202,3 +202,8 @@ def _scale_bars(ax, numbers: list[float]) -> None:
         return
     room = 0.3 * (max(high, 0) - min(low, 0)) or 1.0
     ax.set_xlim(min(low, 0) - (room if low < 0 else 0), max(high, 0) + room)
+
+
+def plain_number(value: float, _=None) -> str:
+    """A tick's label without powers, as a formatter of Matplotlib: 0.5, 10, 1,000."""
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
