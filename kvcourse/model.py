@@ -152,6 +152,8 @@ class Transformer(nn.Module):
         after_padding = (positions[:, 1:] != PADDING) & (positions[:, :-1] == PADDING)
         if int(positions.min()) < PADDING or after_padding.any():
             raise ValueError("positions must be 0 or more, with -1 only for padding, and padding only on the right.")
+        if int(positions.max()) == PADDING:
+            raise ValueError("positions say that every token is padding (-1): give at least one real token.")
         if int(positions.max()) >= self.config.max_seq_len:
             raise ValueError(
                 f"Position {int(positions.max())} is past the model's context of {self.config.max_seq_len} tokens: "

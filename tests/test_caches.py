@@ -4,6 +4,9 @@ import pytest
 import torch
 from reference import largest_difference, random_tokens, small_config, small_model
 
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
 import kvcourse as kv
 from kvcourse.generation import pad
 
@@ -97,6 +100,19 @@ def test_windowed_rows_of_unequal_length_equal_each_row_alone(window, size):
     cache = kv.DenseCache(model.config, batch_size=3, max_len=64, device="cpu", dtype=torch.float32)
     for row, logits in zip(rows, feed(model, cache, rows, in_chunks(40, size)), strict=True):
         assert largest_difference(logits, model(torch.tensor([row]))[0]) < 1e-4
+
+
+def test_windowed_rows_of_unequal_length_read_no_more_than_the_window():
+    """A step of two rows that hold 99 and 100 tokens reads 8 + 1 keys in each, not 101."""
+    model = small_model(small_config(window=8))
+    cache = kv.DenseCache(model.config, batch_size=2, device="cpu", dtype=torch.float32)
+    feed(model, cache, [random_tokens(99).tolist(), random_tokens(100).tolist()], [100])
+    tokens, positions = pad([[1], [2]], cache.lengths)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(tokens, positions, cache)
+    one_key = 2 * 2 * 2 * 8 * 8 * 2  # multiply and add, scores and values, layers x heads x d_head, rows
+    linear = sum(kv.flops(model.config, 1, 0, batch_size=2)) - one_key
+    assert counter.get_total_flops() == linear + 9 * one_key
 
 
 @pytest.mark.parametrize("steps", [[9], [3, 6], [8, 1], [1] * 9])

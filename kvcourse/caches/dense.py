@@ -104,13 +104,16 @@ class RaggedStep(Step):
 
     def __init__(self, cache: DenseCache, positions: Tensor):
         self.cache = cache
-        held = torch.maximum(
-            torch.tensor(cache.lengths), positions.amax(1) + 1
-        )  # tokens each row holds after this step
+        # How many tokens each row holds after this step.
+        held = torch.maximum(torch.tensor(cache.lengths), positions.amax(1) + 1)
         self.stop = int(held.max())
         slots = torch.arange(self.stop)[None]
         key_positions = slots.masked_fill(slots >= held[:, None], -1)
-        self.masks = {w: visible(positions, key_positions, w).to(cache.device) for w in set(cache.config.windows)}
+        earliest = int(positions[positions >= 0].min())  # of the new tokens of all rows
+        self.views = {}  # for each window: from which slot on a layer reads, under which mask
+        for window in set(cache.config.windows):
+            first = 0 if window is None else max(0, earliest - window + 1)
+            self.views[window] = first, visible(positions, key_positions[:, first:], window).to(cache.device)
         rows, columns = (positions >= 0).nonzero(as_tuple=True)
         self.slots = positions[rows, columns].to(cache.device)
         self.rows, self.columns = rows.to(cache.device), columns.to(cache.device)
@@ -119,5 +122,5 @@ class RaggedStep(Step):
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys[self.rows, :, self.slots] = k[self.rows, :, self.columns]
         values[self.rows, :, self.slots] = v[self.rows, :, self.columns]
-        mask = self.masks[self.cache.config.windows[layer]]
-        return attention(q, keys[:, :, : self.stop], values[:, :, : self.stop], mask)
+        first, mask = self.views[self.cache.config.windows[layer]]
+        return attention(q, keys[:, :, first : self.stop], values[:, :, first : self.stop], mask)
