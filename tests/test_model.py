@@ -164,7 +164,7 @@ def test_bad_tokens_and_positions_are_refused():
         model([[1, 2]])
     tokens = torch.zeros(1, 4, dtype=torch.int64)
     for positions, message in [
-        ([[-1, -1, -1]], "every token is padding"),
+        ([[-1, -1, -1, -1]], "every token is padding"),
         ([[0, 1]], r"in the shape of tokens \(1, 4\)"),
         ([[0.0, 1.0, 2.0, 3.5]], "whole numbers"),
         ([[-1, -1, 0, 1]], "padding only on the right"),

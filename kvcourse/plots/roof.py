@@ -37,9 +37,9 @@ def roofline_chart(ceilings, measured: dict, chosen: dict | None = None):
         ha="center",
     )
     for label, (across, up) in measured.items():
-        # Decode is named below to the right and prefill above to the left, so that neighbors keep apart.
+        # Decode is named below to the right, prefill below to the left: under the roof, and apart from each other.
         if label.startswith("prefill"):
-            color, marker, place = COLORS["prefill"], "s", {"xytext": (-9, 6), "ha": "right"}
+            color, marker, place = COLORS["prefill"], "s", {"xytext": (-9, -14), "ha": "right"}
         else:
             color, marker, place = COLORS["decode"], "o", {"xytext": (9, -14), "ha": "left"}
         ax.plot(across, up / 1e9, marker, color=color, markeredgecolor="black", markersize=9)
