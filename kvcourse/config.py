@@ -3,10 +3,9 @@
 `ModelConfig` describes one decoder of the Llama family. It knows nothing about weights, devices or text.
 """
 
-import math
 from dataclasses import dataclass
-from operator import index
 
+from kvcourse.require import require_flag, require_number, require_whole
 from kvcourse.rope import RopeScaling
 
 
@@ -19,7 +18,8 @@ class ModelConfig:
     The field names are the letters of the shapes used everywhere: queries are `(B, n_heads, T, d_head)`,
     keys and values `(B, n_kv_heads, T, d_head)`.
 
-    Raises `ValueError` when a size is not a positive integer or the heads cannot be shared out evenly.
+    Raises `ValueError` when a size is not a positive integer, a switch neither True nor False, or the heads cannot be
+    shared out evenly.
     `dataclasses.replace` keeps what was filled in here: with another `d_model` or `n_heads`, give `d_head` and
     `n_kv_heads` too.
     """
@@ -64,6 +64,13 @@ class ModelConfig:
             )
         for name in ("rope_theta", "norm_eps"):
             require_number(name, getattr(self, name))
+        if self.rope_theta <= 1:
+            raise ValueError(
+                f"rope_theta={self.rope_theta!r} must be greater than 1: by its powers each pair turns slower than the "
+                "one before."
+            )
+        for name in ("tie_embeddings", "qkv_bias", "o_bias", "mlp_bias", "qk_norm"):
+            require_flag(name, getattr(self, name))
         if not isinstance(self.rope_scaling, RopeScaling | None):
             raise ValueError(f"rope_scaling={self.rope_scaling!r} must be None or a RopeScaling of kvcourse.rope.")
         if self.rope_scaling is not None:
@@ -90,19 +97,8 @@ class ModelConfig:
         return self.n_heads // self.n_kv_heads
 
 
-def require_whole(name: str, value, least: int = 1) -> int:
-    """`value` as an int if it is a whole number (NumPy's too) of at least `least`, else `ValueError` naming it."""
-    try:
-        whole = None if isinstance(value, bool) else index(value)
-    except TypeError:
-        whole = None
-    if whole is None or whole < least:
-        raise ValueError(f"{name}={value!r} must be a whole number of at least {least}.")
-    return whole
-
-
-def require_number(name: str, value) -> float:
-    """`value` if it is a finite number above 0, else `ValueError` naming it."""
-    if isinstance(value, bool | str) or not (0 < value and math.isfinite(value)):
-        raise ValueError(f"{name}={value!r} must be a number greater than 0.")
-    return value
+def require_config(config) -> ModelConfig:
+    """`config` if it is a `ModelConfig`, else `ValueError`: a model or its name is easily given in its place."""
+    if not isinstance(config, ModelConfig):
+        raise ValueError(f"config must be a ModelConfig, such as lm.config; got {type(config).__name__}.")
+    return config

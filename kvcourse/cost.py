@@ -7,7 +7,8 @@ attention runs as plain matrix products (`SDPBackend.MATH`; the CPU's fused atte
 
 from typing import NamedTuple
 
-from kvcourse.config import ModelConfig, require_number, require_whole
+from kvcourse.config import ModelConfig, require_config
+from kvcourse.require import require_number, require_whole
 
 
 class Flops(NamedTuple):
@@ -42,7 +43,7 @@ def flops(config: ModelConfig, new_tokens: int, context: int = 0, batch_size: in
     the masked half of a long prefill does about half of it. A layer with a window reads no key that all the new tokens
     have left behind. `last_only` runs the head for one row of each text.
     """
-    new_tokens, context, batch_size = require_pass(new_tokens, context, batch_size)
+    new_tokens, context, batch_size = require_pass(config, new_tokens, context, batch_size)
     c, rows = config, batch_size * new_tokens
     q_size, kv_size = c.n_heads * c.d_head, c.n_kv_heads * c.d_head
     layer = c.d_model * (q_size + 2 * kv_size) + q_size * c.d_model + 3 * c.d_model * c.d_ff
@@ -62,7 +63,7 @@ def earlier_tokens(config: ModelConfig, context: int) -> list[int]:
 
 def parameters(config: ModelConfig) -> int:
     """Number of weights. A tied head is the embedding matrix and counts once."""
-    c = config
+    c = require_config(config)
     q_size, kv_size = c.n_heads * c.d_head, c.n_kv_heads * c.d_head
     layer = 2 * c.d_model * (q_size + kv_size) + 3 * c.d_model * c.d_ff + 2 * c.d_model
     layer += c.qkv_bias * (q_size + 2 * kv_size) + c.o_bias * c.d_model + c.mlp_bias * (2 * c.d_ff + c.d_model)
@@ -78,6 +79,7 @@ def weight_bytes(config: ModelConfig, bits: float = 16) -> int:
 
 def cache_bytes(config: ModelConfig, seq_len: int, batch_size: int = 1, bits: float = 16) -> int:
     """Bytes of keys and values: 2 x layers x KV heads x d_head x tokens x texts x bytes a number."""
+    require_config(config)
     seq_len, batch_size = require_whole("seq_len", seq_len, least=0), require_whole("batch_size", batch_size)
     numbers = 2 * config.n_layers * config.n_kv_heads * config.d_head * seq_len * batch_size
     return int(numbers * require_number("bits", bits) / 8)
@@ -89,7 +91,7 @@ def bytes_moved(config: ModelConfig, new_tokens: int, context: int = 0, batch_si
     All weights are read once, except that of an untied embedding only the new tokens' rows are read. Activations
     stay in the processor's own memory and are not counted.
     """
-    new_tokens, context, batch_size = require_pass(new_tokens, context, batch_size)
+    new_tokens, context, batch_size = require_pass(config, new_tokens, context, batch_size)
     rows = batch_size * new_tokens
     read = sum(earlier_tokens(config, context))  # over all layers, where `cache_bytes` takes the same for each
     unread = 0 if config.tie_embeddings else (config.vocab_size - min(rows, config.vocab_size)) * config.d_model
@@ -109,8 +111,9 @@ def price_per_million(tokens_per_second: float, dollars_per_hour: float) -> floa
     return hours * require_number("dollars_per_hour", dollars_per_hour)
 
 
-def require_pass(new_tokens, context, batch_size) -> tuple[int, int, int]:
-    """The three as Python ints (those of NumPy overflow without a word), or `ValueError`."""
+def require_pass(config, new_tokens, context, batch_size) -> tuple[int, int, int]:
+    """The numbers as Python ints (NumPy's overflow without a word); `ValueError` when one of the four is wrong."""
+    require_config(config)
     return (
         require_whole("new_tokens", new_tokens),
         require_whole("context", context, least=0),

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from kvcourse.caches import Cache, DenseCache
-from kvcourse.config import require_whole
 from kvcourse.layers import PADDING
 from kvcourse.model import Transformer
+from kvcourse.require import require_whole
 from kvcourse.texts import Prompt, Texts, as_prompts, check_room
 
 

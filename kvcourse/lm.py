@@ -16,8 +16,9 @@ from kvcourse.model import Transformer
 from kvcourse.texts import Texts
 from kvcourse.tokenizer import StreamDecoder, Tokenizer
 from kvcourse.weights.fetch import SOURCES, model_file
-from kvcourse.weights.gguf_file import read_gguf
-from kvcourse.weights.hf_folder import read_folder
+from kvcourse.weights.fields import short
+from kvcourse.weights.gguf_file import GGUFModel
+from kvcourse.weights.hf_folder import Folder
 from kvcourse.weights.hub import hub_folder
 
 
@@ -129,42 +130,77 @@ def load_model(name: str | os.PathLike, dtype: torch.dtype | str | None = None, 
 
     Models of the Llama, Mistral, Qwen2 and Qwen3 families can be run. dtype and device default to those the course uses
     on this machine. Raises `ValueError` for an unknown name, a damaged file or a model that this package would compute
-    wrongly, `FileNotFoundError` for a missing file, `RuntimeError` for what could not be downloaded.
+    wrongly, `FileNotFoundError` for a missing file, `RuntimeError` for what could not be downloaded, or overflows when
+    it is run.
     """
     device, dtype = resolve(device, dtype)
+    if device.type == "meta":
+        raise ValueError('device="meta" has shapes without numbers, so a model cannot be loaded there: use "cpu".')
     path = find_model(name)
     if path.is_dir():
-        config, state = read_folder(path, dtype, device)
+        checkpoint = Folder(path)
         tokenizer = Tokenizer.from_folder(path)
     else:
-        config, state, metadata = read_gguf(path, dtype, device)
-        tokenizer = Tokenizer.from_gguf(metadata)
-    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
-        raise ValueError(f"{path} has {tokenizer.vocab_size} tokens but embeddings for only {config.vocab_size}.")
+        checkpoint = GGUFModel(path)
+        tokenizer = Tokenizer.from_gguf(checkpoint.metadata)
+    config = checkpoint.config
+    if tokenizer is not None:
+        fit(tokenizer, config.vocab_size, path)
+    state = checkpoint.read(dtype, device)  # the long part comes after everything that can be refused
     model = Transformer(config, device="meta", dtype=dtype)  # shapes without memory: the weights are put in place
     model.load_state_dict(state, assign=True)
     warm_up(model)
     return LM(model, tokenizer, short_name(name, path))
 
 
+def fit(tokenizer: Tokenizer, vocab_size: int, path: Path) -> None:
+    """Give the tokenizer all ids of the model at `path`; `ValueError` when it has ids that the model lacks."""
+    if tokenizer.vocab_size > vocab_size:
+        raise ValueError(f"{path} has {tokenizer.vocab_size} tokens but embeddings for only {vocab_size}.")
+    bad = max(tokenizer.stop_ids, default=0)
+    if bad >= vocab_size:
+        raise ValueError(
+            f"{path}: eos_token_id {bad} in generation_config.json or config.json is outside the vocabulary: ids go "
+            f"from 0 to {vocab_size - 1}."
+        )
+    tokenizer.extend(vocab_size)
+
+
 def find_model(name: str | os.PathLike) -> Path:
     """The file or folder of a model given by name, path or hub id. A path that exists comes before a hub id."""
-    text = os.fspath(name)
+    text = os.fspath(name) if isinstance(name, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise ValueError(f"A model is given by its name or path, a string; got {name!r}.")
     if text in SOURCES:
         return model_file(text)
-    path = Path(text).expanduser()
-    if text and path.exists():
+    path = local(text)
+    if text and os.path.exists(path):  # Path.exists fails on a name that is too long
+        if path.suffix in (".json", ".safetensors") and path.is_file():
+            raise ValueError(f"{path} is one file of a checkpoint: give the folder that it is in, {path.parent}.")
         return path
     if isinstance(name, str) and HUB_ID.fullmatch(text):
-        return hub_folder(text)
+        return from_hub(text)
     if path.suffix == ".gguf" or len(path.parts) > 1 or not isinstance(name, str):
         raise FileNotFoundError(f"There is no file or folder {path}: give a .gguf file or a Hugging Face folder.")
     near = difflib.get_close_matches(text.lower(), SOURCES, n=3, cutoff=0.4)
     meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(
-        f"There is no model {text!r}.{meant} Give one of {', '.join(SOURCES)}, a folder with a Hugging Face "
+        f"There is no model {short(text)}.{meant} Give one of {', '.join(SOURCES)}, a folder with a Hugging Face "
         "checkpoint, a .gguf file, or a hub id such as owner/name."
     )
+
+
+def local(text: str) -> Path:
+    return Path(os.path.expanduser(text))  # Path.expanduser fails where there is no such user
+
+
+def from_hub(repo_id: str) -> Path:
+    """The folder of a checkpoint of the hub. What goes wrong may be that a path was meant, so it is said too."""
+    try:
+        return hub_folder(repo_id)
+    except (ValueError, RuntimeError) as error:
+        kind = ValueError if isinstance(error, ValueError) else RuntimeError
+        raise kind(f"{error} (There is no folder {repo_id} here, so it was taken for a model on the hub.)") from error
 
 
 # Two parts of letters, digits and "-_.", which begin with a letter or digit: neither "./name" nor "../name".
@@ -173,6 +209,6 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.gguf)")
 
 def short_name(name: str | os.PathLike, path: Path) -> str:
     """What to call a model: the name it was asked for by, or its file's or folder's."""
-    if str(name) in SOURCES or not Path(name).expanduser().exists():
+    if str(name) in SOURCES or not local(os.fspath(name)).exists():
         return str(name)
     return path.stem if path.is_file() else path.resolve().name

@@ -19,9 +19,9 @@ import psutil
 import torch
 from torch import Tensor
 
-from kvcourse.config import require_number
 from kvcourse.cost import Bytes, Flops
 from kvcourse.device import resolve
+from kvcourse.require import require_number, require_whole
 from kvcourse.timing import median_time
 
 LARGEST = {"cpu": 2048, "cuda": 8192}  # rows and columns of a matrix product that keeps every unit busy
@@ -63,8 +63,10 @@ def roofline(flops: Flops | float, nbytes: Bytes | float, ceilings: Ceilings) ->
 
     `flops` and `nbytes` are numbers, or what `kv.flops` and `kv.bytes_moved` return (their totals count). Both
     ceilings are taken to be reached at once, arithmetic hidden behind reading or the other way round. Raises
-    `ValueError` when one is not above 0, or when the two are swapped.
+    `ValueError` when one is not above 0, when the two are swapped, or when the ceilings are none.
     """
+    if not isinstance(ceilings, Ceilings):
+        raise ValueError(f"ceilings must be what kv.measure_ceilings() returns; got {type(ceilings).__name__}.")
     if isinstance(flops, Bytes) or isinstance(nbytes, Flops):
         raise ValueError("roofline(flops, nbytes, ceilings) was given the bytes first: swap the first two.")
     flops = float(require_number("flops", getattr(flops, "total", flops)))
@@ -81,9 +83,10 @@ def measure_ceilings(device=None, dtype=None, rounds: int = 3) -> Ceilings:
     Arithmetic: a product of two large square matrices in `dtype`, 2 n^3 operations. Reading: a float32 matrix of
     1.07 GB times a vector, its bytes. Each is the best of `rounds` medians, taken in turn: a ceiling is the highest
     rate that was seen, and another program may have had the processor during one of them. Raises `ValueError` for
-    a device without memory, `RuntimeError` when less than 2.5 GB of memory are free.
+    a device without memory or rounds below 1, `RuntimeError` when less than 2.5 GB of memory are free.
     """
     device, dtype = resolve(device, dtype)
+    rounds = require_whole("rounds", rounds)
     if device.type not in LARGEST:
         raise ValueError(f"device={device} computes nothing, so it has no ceilings: use cpu or cuda.")
     free = free_memory(device)

@@ -12,6 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from kvcourse.require import require_flag, require_number
+
 
 class RopeScaling:
     """One way of changing the rotary frequencies."""
@@ -20,9 +22,11 @@ class RopeScaling:
 
     def __post_init__(self):
         for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type in (int, float) and (isinstance(value, bool) or not 0 < value < math.inf):
-                raise ValueError(f"{type(self).__name__}: {field.name}={value!r} must be a number greater than 0.")
+            name, value = f"{type(self).__name__}: {field.name}", getattr(self, field.name)
+            if field.type is bool:
+                require_flag(name, value)
+            elif field.type in (int, float) or value is not None:
+                require_number(name, value)
 
     def check(self, d_head: int) -> None:
         """Raise `ValueError` unless this fits heads of size `d_head`."""
@@ -86,8 +90,6 @@ class YarnScaling(RopeScaling):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.attention_factor is not None and not 0 < self.attention_factor < math.inf:
-            raise ValueError(f"YarnScaling: attention_factor={self.attention_factor!r} must be a number above 0.")
         if self.beta_fast <= self.beta_slow:
             raise ValueError(f"beta_fast={self.beta_fast} must be above beta_slow={self.beta_slow}.")
 
@@ -120,9 +122,8 @@ class PairScaling(RopeScaling):
     divisors: tuple[float, ...]
 
     def __post_init__(self):
-        object.__setattr__(self, "divisors", tuple(float(d) for d in self.divisors))
-        if not all(0 < d < math.inf for d in self.divisors):
-            raise ValueError("PairScaling: every divisor must be a number greater than 0.")
+        divisors = (require_number("PairScaling: divisor", divisor) for divisor in self.divisors)
+        object.__setattr__(self, "divisors", tuple(map(float, divisors)))
 
     def check(self, d_head: int) -> None:
         if len(self.divisors) != d_head // 2:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from kvcourse.config import require_whole
+from kvcourse.require import require_whole
 
 
 class Sampler:
@@ -37,8 +37,9 @@ class Sampler:
         """Choose one token id from logits `(vocab_size,)`. Raises `RuntimeError` when they are no numbers."""
         best, token = logits.max(-1)
         if not math.isfinite(best):
+            advice = "load the model in bfloat16 or float32" if logits.dtype == torch.float16 else "check its weights"
             raise RuntimeError(
-                f"The highest score is {float(best)}: the model's numbers overflowed. Load it in bfloat16 or float32."
+                f"The highest score is {float(best)}: the model's numbers overflowed or are damaged; {advice}."
             )
         if self.temperature == 0:
             return int(token)

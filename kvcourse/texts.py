@@ -10,9 +10,9 @@ from operator import index
 from torch import Tensor
 
 from kvcourse.caches import Cache, NoCache
-from kvcourse.config import require_whole
 from kvcourse.metrics import Generation, Stopwatch
 from kvcourse.model import Transformer
+from kvcourse.require import require_whole
 from kvcourse.sampling import Sampler
 
 Prompt = Tensor | list[int]
@@ -47,6 +47,8 @@ class Texts:
         stop_ids: Iterable[int] | None = None,
         on_token: Callable[[int, int], None] | None = None,
     ):
+        if not isinstance(model, Transformer):
+            raise ValueError(f"model must be a Transformer, such as lm.model, not {type(model).__name__}.")
         self.model, self.cache, self.on_token = model, cache, on_token
         self.single, prompts = as_prompts(prompt, model.config.vocab_size)
         self.max_new_tokens = require_whole("max_new_tokens", max_new_tokens, least=0)

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import kvcourse as kv
-from kvcourse.weights.hf_folder import read_folder
+from kvcourse.weights.hf_folder import Folder
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -68,6 +68,12 @@ def window(family: str) -> dict:
     if family == "mistral":
         return {"sliding_window": WINDOW}
     return {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+
+
+def read_folder(path, dtype=torch.float32, device="cpu") -> tuple[kv.ModelConfig, dict[str, torch.Tensor]]:
+    """Configuration and state dict of the checkpoint in a folder."""
+    folder = Folder(path)
+    return folder.config, folder.read(dtype, device)
 
 
 def load(folder: Path, dtype=torch.float32, **changes) -> kv.Transformer:

@@ -10,6 +10,7 @@ import torch
 
 from kvcourse.config import ModelConfig
 from kvcourse.model import Transformer
+from kvcourse.weights.gguf_file import GGUFModel
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -84,6 +85,12 @@ def write(path, fields: dict, tensors: dict, kind="F32", arch="llama", alignment
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def read_gguf(path, dtype=torch.float32, device="cpu") -> tuple[ModelConfig, dict[str, torch.Tensor], dict]:
+    """Configuration, state dict and metadata of the model in a file."""
+    model = GGUFModel(path)
+    return model.config, model.read(dtype, device), model.metadata
 
 
 def write_model(path, config: ModelConfig, state: dict, kind="F32", **more_fields):

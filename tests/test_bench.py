@@ -1,5 +1,6 @@
 """`kvcourse bench`: its numbers by hand, its turns by workers that only pretend, the whole command once for real."""
 
+import io
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,10 +16,12 @@ import torch
 from gguf_files import random_state, tiny_config, write_model
 
 import kvcourse as kv
-from kvcourse.bench import contestants, memory, race, report
+from kvcourse.bench import contestants, files, memory, race, report
 from kvcourse.bench.contestants import Dense, Naive, Transformers
 from kvcourse.bench.race import Race, Row, Sample, Worker, WorkerError
+from kvcourse.cli import bench
 from kvcourse.cli.main import main as kvcourse
+from kvcourse.cli.main import make_parser
 from kvcourse.roof import Ceilings
 
 CEILINGS = Ceilings(flops_per_second=1e9, bytes_per_second=4000.0, device="cpu", dtype="float32")
@@ -187,6 +191,28 @@ def test_why_a_worker_could_not_go_on(worker, strange, name, cause):
         one.ask(prompt=PROMPT, most_gaps=4)
     with pytest.raises(WorkerError):
         one.ask(prompt=PROMPT, most_gaps=4)
+
+
+def test_a_file_of_the_current_folder_is_not_taken_for_a_library(worker, tmp_path, monkeypatch):
+    (tmp_path / "tokenizers.py").write_text('print("hello")')
+    monkeypatch.chdir(tmp_path)
+    assert worker(Dense).answer()["program"] == "kvcourse"
+
+
+def test_a_library_that_prints_when_imported_does_not_disturb(worker, tmp_path, monkeypatch):
+    (tmp_path / "safetensors.py").write_text('print("hello")\nraise ImportError("nothing in here")')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(WorkerError, match="^ImportError: nothing in here$"):
+        worker(Dense).answer()
+
+
+@pytest.mark.parametrize("said", ["hello", "3", r"\xff\xfe"])
+def test_what_is_no_answer_is_the_end_of_one_row_only(worker, tmp_path, monkeypatch, said):
+    """Before anything of the course runs, `sitecustomize` of the learner's own Python may print."""
+    (tmp_path / "sitecustomize.py").write_text(f"import os; os.write(1, b'{said}\\n')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(WorkerError, match="^its process said something that is no answer: ."):
+        worker(Dense).answer()
 
 
 def test_a_worker_ends_with_the_one_who_started_it(worker):
@@ -409,6 +435,69 @@ def test_numbers_are_written_with_three_digits(function, value, written):
     assert function(value) == written
 
 
+def test_one_thread_is_no_threads():
+    where = {"device": "cpu", "device_name": "a processor", "dtype": "float32", "torch": "2"}
+    headings = [
+        report.heading({"model": "m", "rows": [], "environment": where | {"threads": threads}}) for threads in (1, 2)
+    ]
+    assert "processor, 1 thread (" in headings[0] and "processor, 2 threads (" in headings[1]
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def a_report(**changes):
+    return report.make_report(finished(*rows_by_hand()), CEILINGS, quick=False) | changes
+
+
+def test_both_files_are_written_and_a_second_time_replaced(tmp_path):
+    folder = files.writable(tmp_path / "a" / "b")
+    json_file, png_file = folder / "bench.json", folder / "bench.png"
+    assert files.save(a_report(), folder) == [f"Written: {json_file}", f"Written: {png_file}"]
+    assert json.loads(json_file.read_text())["model"] == "a model"
+    assert png_file.read_bytes().startswith(b"\x89PNG")
+    png_file.unlink()
+    assert files.save(a_report(model="modèle"), files.writable(folder)) == [
+        f"Replaced: {json_file}",
+        f"Written: {png_file}",
+    ]
+    assert json.loads(json_file.read_text())["model"] == "modèle"
+    assert sorted(folder.iterdir()) == [json_file, png_file]
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert files.writable(Path("~/results")) == tmp_path / "results"
+    assert (tmp_path / "results").is_dir()
+    with pytest.raises(ValueError, match="No results can be saved in ~nobodyhere"):
+        files.writable(Path("~nobodyhere/x"))
+
+
+def blocked(monkeypatch, tmp_path):
+    """Stands in for a folder without permission to write, which the superuser never meets."""
+
+    def refuse(dir):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda patch, folder: (folder / "bench.json").mkdir(), r"bench\.json is there and cannot be replaced: move"),
+        (lambda patch, folder: (folder / "bench.png").symlink_to("nowhere"), r"bench\.png is there and cannot be"),
+        (blocked, r"No results can be saved in .* \(Permission denied\): give another folder"),
+    ],
+    ids=["a folder in the way", "a link to nothing", "read-only"],
+)
+def test_a_folder_that_cannot_be_used_is_refused(prepare, message, tmp_path, monkeypatch):
+    prepare(monkeypatch, tmp_path)
+    with pytest.raises(ValueError, match=message):
+        files.writable(tmp_path)
+
+
 # --- the whole command -------------------------------------------------------------------------------------------
 
 
@@ -418,7 +507,7 @@ def test_the_whole_command(tiny, tmp_path, capsys, monkeypatch):
     assert kvcourse(["bench", tiny, "--quick", "--peers", "--output", str(tmp_path / "new")]) == 0
     shown = capsys.readouterr().out
     assert "All rows wrote the same tokens." in shown
-    assert f"Written: {tmp_path / 'new' / 'bench.json'} and {tmp_path / 'new' / 'bench.png'}" in shown
+    assert shown.endswith("".join(f"Written: {tmp_path / 'new' / name}\n" for name in ("bench.json", "bench.png")))
     stored = json.loads((tmp_path / "new" / "bench.json").read_text())
     assert [row["title"] for row in stored["rows"]] == ["naive", "dense", "transformers"]
     assert [row["error"] for row in stored["rows"]] == [None] * 3
@@ -453,13 +542,67 @@ def test_wrong_and_missing_rows_make_the_command_fail_and_nothing_is_written(
         (["--rounds", "0"], "--rounds=0 must be a whole number of at least 1"),
         (["nosuchmodel"], "no model 'nosuchmodel'"),
         (["no/such/model.gguf"], "no file or folder"),
-        (["--output", __file__], "File exists"),
+        (["--output", __file__], "is a file, and results are saved in a folder"),
     ],
 )
 def test_bad_arguments_are_refused_before_any_work(arguments, message, capsys, monkeypatch):
     monkeypatch.setattr("kvcourse.roof.measure_ceilings", lambda: pytest.fail("work was begun"))
     assert kvcourse(["bench", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_loaded_is_told_before_anything_is_measured(tiny, tmp_path, capsys, monkeypatch):
+    (tmp_path / "short.gguf").write_bytes(Path(tiny).read_bytes()[:-100])
+    monkeypatch.setattr("kvcourse.roof.measure_ceilings", lambda: pytest.fail("work was begun"))
+    monkeypatch.setattr(Race, "run", lambda self: pytest.fail("work was begun"))
+    assert kvcourse(["bench", str(tmp_path / "short.gguf")]) == 1
+    error = capsys.readouterr().err
+    assert "kvcourse: Nothing could be measured: " in error and "short.gguf is" in error.splitlines()[-1]
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """A race that is over as soon as it begins, with the rows made by hand."""
+    monkeypatch.setattr("kvcourse.lm.find_model", lambda name: None)
+    monkeypatch.setattr(race, "check_loads", lambda name: None)
+
+    def run(self):
+        ready = finished(*rows_by_hand())
+        self.rows, self.contexts = ready.rows, ready.contexts
+
+    monkeypatch.setattr(Race, "run", run)
+
+
+def test_files_are_written_before_anything_is_printed(measured, tmp_path, monkeypatch):
+    """`kvcourse bench ... | head -1` reads no further than the first line."""
+
+    def gone(text):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(sys.stdout, "write", gone)
+    with pytest.raises(BrokenPipeError):
+        bench.main(make_parser().parse_args(["bench", "m", "--output", str(tmp_path)]))
+    assert json.loads((tmp_path / "bench.json").read_text())["model"] == "m"
+    assert (tmp_path / "bench.png").exists()
+
+
+def test_the_table_is_printed_even_when_the_disk_is_full(measured, tmp_path, capsys, monkeypatch):
+    def full(report, folder):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "save", full)
+    assert kvcourse(["bench", "m", "--output", str(tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert "peer" in shown.out and "TTFT" in shown.out and "No space left" in shown.err
+
+
+def test_a_letter_that_the_terminal_lacks_is_printed_as_an_escape(measured, tmp_path, monkeypatch):
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", narrow)
+    kvcourse(["bench", "modèle", "--output", str(tmp_path)])
+    narrow.flush()
+    assert narrow.buffer.getvalue().startswith(rb"mod\xe8le in float32")
+    assert json.loads((tmp_path / "bench.json").read_text())["model"] == "modèle"
 
 
 def test_ctrl_c_ends_the_workers_too(tiny):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from reference import largest_difference, random_tokens, small_config, small_model
-
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -37,10 +37,29 @@ def test_odd_head_size_and_uneven_width_are_refused():
 
 
 @pytest.mark.parametrize("name", ["rope_theta", "norm_eps"])
-@pytest.mark.parametrize("value", [0.0, -1, float("inf"), float("nan"), "1e4"])
+@pytest.mark.parametrize(
+    "value", [0.0, -1, float("inf"), float("nan"), "1e4", None, [1.0], 1j, True, pytest.param(10**400, id="huge")]
+)
 def test_constants_must_be_positive_numbers(name, value):
     with pytest.raises(ValueError, match=name):
         kv.ModelConfig(**SIZES, **{name: value})
+
+
+def test_a_base_of_1_or_less_is_refused():
+    """Powers of 1 are all 1: every pair would turn alike, and YaRN would divide by the logarithm of 1."""
+    for theta in (1.0, 1, 0.5):
+        with pytest.raises(ValueError, match=f"rope_theta={theta} must be greater than 1"):
+            kv.ModelConfig(**SIZES, rope_theta=theta)
+    assert kv.ModelConfig(**SIZES, rope_theta=1.5).rope_theta == 1.5
+
+
+@pytest.mark.parametrize("name", ["tie_embeddings", "qkv_bias", "o_bias", "mlp_bias", "qk_norm"])
+@pytest.mark.parametrize("value", ["false", 0, 1, None])
+def test_switches_are_true_or_false(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value!r} must be True or False"):
+        kv.ModelConfig(**SIZES, **{name: value})
+    for given in (True, False):
+        assert getattr(kv.ModelConfig(**SIZES, **{name: given}), name) is given
 
 
 def test_numpy_integers_become_ints():

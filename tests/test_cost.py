@@ -95,7 +95,7 @@ def test_price_by_hand():
     """1,000 tokens a second are 3.6 million an hour."""
     assert kv.price_per_million(1000, 3.6) == pytest.approx(1.0)
     assert kv.price_per_million(10, 3.6) == pytest.approx(100.0)
-    for rate, price in [(0, 1), (-5, 1), (1, 0), (float("inf"), 1), (1, float("nan"))]:
+    for rate, price in [(0, 1), (-5, 1), (1, 0), (float("inf"), 1), (1, float("nan")), (None, 2.0), (2.0, "1")]:
         with pytest.raises(ValueError, match="must be a number greater than 0"):
             kv.price_per_million(rate, price)
 
@@ -112,9 +112,21 @@ def test_sizes_out_of_range_are_refused_and_numpy_integers_do_not_wrap_around():
         (lambda: kv.cache_bytes(config, -1), "seq_len=-1"),
         (lambda: kv.cache_bytes(config, 1, bits=0), "bits=0"),
         (lambda: kv.weight_bytes(config, bits=float("nan")), "bits=nan"),
+        (lambda: kv.bytes_moved(config, 1, bits=None), "bits=None"),
+        (lambda: kv.weight_bytes(config, bits=10**400), "bits=10+ .*, and finite"),
         (lambda: kv.DenseCache.bytes_for(config, dtype="int8"), "dtype='int8'"),
     ]:
         with pytest.raises(ValueError, match=message):
             call()
     assert kv.flops(SMOLLM2, np.int32(512)) == kv.flops(SMOLLM2, 512)
     assert kv.cache_bytes(SMOLLM2, np.int32(500_000)) == 11_520_000_000
+
+
+@pytest.mark.parametrize("function", [kv.flops, kv.bytes_moved, kv.cache_bytes, kv.weight_bytes])
+def test_a_model_or_a_name_in_place_of_a_config_is_refused(function):
+    model = small_model()
+    for given in (model, "smollm2-135m", None, 5):
+        kind = type(given).__name__
+        with pytest.raises(ValueError, match=f"config must be a ModelConfig, such as lm.config; got {kind}"):
+            function(given, 1)
+    assert function(model.config, 1)

@@ -57,6 +57,10 @@ RIGHT = {
     "crossover_context": [
         """
         def crossover_context(config, batch_size):
+            return kv.weight_bytes(config) / kv.cache_bytes(config, 1, batch_size)
+        """,
+        """
+        def crossover_context(config, batch_size):
             grown = kv.bytes_moved(config, 1, 1000, batch_size)
             return 1000 * grown.weights / grown.cache_read
         """,
@@ -173,12 +177,6 @@ WRONG = [
     ("crossover_context", CROSSOVER, (" * config.n_layers", ""), "only one is counted"),
     ("crossover_context", CROSSOVER, ("return weights / (", "return 1 / weights * ("), "upside down"),
     ("crossover_context", CROSSOVER, ("return weights /", "return weights //"), "do not round"),
-    (
-        "crossover_context",
-        CROSSOVER,
-        ("kv.bytes_moved(config, 1, 0, batch_size).weights", "kv.weight_bytes(config)"),
-        "untied embedding",
-    ),
     ("prefill_in_chunks", CHUNKS, ("len(ids), chunk)", "len(ids) - chunk + 1, chunk)"), "the last piece"),
     (
         "prefill_in_chunks",

@@ -234,3 +234,10 @@ def test_numbers_that_overflowed_are_not_turned_into_tokens(model):
     for options in ({}, {"temperature": 1.0}):
         with pytest.raises(RuntimeError, match="overflowed"):
             kv.generate(broken, [7, 1], 3, **options)
+
+
+@pytest.mark.parametrize("write", [kv.generate, kv.generate_naive])
+def test_what_is_no_model_is_refused(write):
+    """An `LM` is what a newcomer gives; its model is meant."""
+    with pytest.raises(ValueError, match="model must be a Transformer, such as lm.model, not str"):
+        write("smollm2-135m", [1, 2], 3)

@@ -4,10 +4,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import gguf_tensors, llama_fields, permute, random_state, tiny_config, write, write_model
+from gguf_files import gguf_tensors, llama_fields, permute, random_state, read_gguf, tiny_config, write, write_model
 
 from kvcourse.model import Transformer
-from kvcourse.weights.gguf_file import read_gguf, restore_rows
+from kvcourse.weights.gguf_file import restore_rows
 
 
 def rounded(state: dict, kind: str) -> dict:
@@ -109,6 +109,27 @@ def test_dtype_is_converted_on_the_way(tmp_path):
     assert torch.equal(got["norm.weight"], torch.from_numpy(state["norm.weight"]).bfloat16())
 
 
+def test_numbers_too_large_for_float16_are_not_made_infinite(tmp_path):
+    config = tiny_config()
+    state = random_state(config)
+    state["norm.weight"][5] = 1e5
+    path = write_model(tmp_path / "m.gguf", config, state)
+    assert read_gguf(path, torch.bfloat16)[1]["norm.weight"].max() > 9e4
+    words = "m.gguf: tensor output_norm.weight has numbers too large for float16: load the model in bfloat16 or float32"
+    with pytest.raises(ValueError, match=words):
+        read_gguf(path, torch.float16)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_numbers_that_are_none_are_found(tmp_path, bad, dtype):
+    config = tiny_config()
+    state = random_state(config)
+    state["norm.weight"][5] = bad
+    with pytest.raises(ValueError, match="tensor output_norm.weight has numbers that are infinite or not"):
+        read_gguf(write_model(tmp_path / "m.gguf", config, state), dtype)
+
+
 def test_weights_are_not_the_file_itself(tmp_path):
     """An F32 tensor must be a copy: writing to it must neither crash nor change the file."""
     config = tiny_config()
@@ -153,7 +174,7 @@ def test_a_missing_field_is_named(tmp_path, key):
         ({"llama.attention.sliding_window": [0, 64]}, r"llama.attention.sliding_window = \[0, 64\]"),
         ({"llama.attention.sliding_window_pattern": [True, False]}, "llama.attention.sliding_window_pattern"),
         ({"llama.attention.key_length": 16}, "shape"),
-        ({"llama.block_count": 2**31}, "llama.block_count = 2147483648, but has only 21 tensors"),
+        ({"llama.block_count": 2**31}, "llama.block_count = 2147483648, but there are only 21 tensors in all"),
         ({"llama.block_count": 3}, "lacks 9 tensor"),
         ({"llama.block_count": 1}, r"has 9 tensor\(s\): .*, which its metadata does not ask for"),
         ({"llama.attention.scale": "large"}, "llama.attention.scale = 'large', which must be a finite number"),

@@ -4,9 +4,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import gguf_tensors, llama_fields, random_state, tiny_config, write, write_model
+from gguf_files import gguf_tensors, llama_fields, random_state, read_gguf, tiny_config, write, write_model
 
-from kvcourse.weights.gguf_file import open_gguf, read_gguf
+from kvcourse.weights.gguf_file import open_gguf
 
 
 @pytest.fixture(scope="module")

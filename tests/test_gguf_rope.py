@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from gguf_converter import convert, hugging_face_model, pair_divisors
-from gguf_files import gguf_tensors, llama_fields, random_state, tiny_config, write, write_model
+from gguf_files import gguf_tensors, llama_fields, random_state, read_gguf, tiny_config, write, write_model
 from reference import TEXT, largest_difference, random_tokens
 
 from kvcourse.model import Transformer
 from kvcourse.rope import LinearScaling, Llama3Scaling, PairScaling, YarnScaling, amplitude, frequencies
-from kvcourse.weights.gguf_file import read_gguf
 
 LINEAR = dict(rope_type="linear", factor=4.0)
 LLAMA3 = dict(

@@ -5,12 +5,22 @@ import shutil
 
 import pytest
 import torch
-from checkpoints import FAMILIES, HAS_BIAS_SWITCH, SCALINGS, edit_config, edit_json, load, rope, save, window
+from checkpoints import (
+    FAMILIES,
+    HAS_BIAS_SWITCH,
+    SCALINGS,
+    edit_config,
+    edit_json,
+    load,
+    read_folder,
+    rope,
+    save,
+    window,
+)
 from reference import TEXT, largest_difference, random_tokens
 from safetensors.torch import load_file, save_file
 
 from kvcourse.weights import hf_folder
-from kvcourse.weights.hf_folder import read_folder
 
 TOKENS = random_tokens(1, TEXT)
 SAME, OTHER = 1e-4, 1e-2  # largest difference of logits: of the same model, and of one that computes something else
@@ -154,6 +164,14 @@ def test_numbers_too_large_for_float16_are_not_made_infinite(tmp_path):
     refuses(tmp_path, "model.norm.weight has numbers too large for float16", dtype=torch.float16)
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_numbers_that_are_none_are_found(tmp_path, bad, dtype):
+    save(tmp_path, "llama")
+    edit_tensors(tmp_path, lambda tensors: tensors["model.norm.weight"][7:8].fill_(bad))
+    refuses(tmp_path, "model.safetensors: tensor model.norm.weight has numbers that are infinite or not", dtype=dtype)
+
+
 # --- Tied and untied heads (four combinations), extra and missing tensors ---
 
 
@@ -247,6 +265,13 @@ def test_extra_tensors_are_named(tmp_path):
     refuses(tmp_path, "has 9 tensor(s): model.layers.1.", "which config.json does not ask for")
 
 
+@pytest.mark.parametrize("settings", [{}, {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}])
+def test_more_layers_than_could_ever_be_laid_out(tmp_path, settings):
+    save(tmp_path, "qwen2", **settings)
+    edit_config(tmp_path, num_hidden_layers=10**9, layer_types=None)
+    refuses(tmp_path, "num_hidden_layers = 1000000000, but there are only 27 tensors in all")
+
+
 @pytest.mark.parametrize("family", HAS_BIAS_SWITCH)
 def test_biases_are_not_dropped(tmp_path, family):
     save(tmp_path, family, attention_bias=True)
@@ -258,6 +283,13 @@ def test_another_shape(tmp_path):
     save(tmp_path, "llama")
     edit_config(tmp_path, intermediate_size=95)
     refuses(tmp_path, f"{tmp_path}: tensor model.layers.0.mlp.", "has shape", "96", "asks for", "95")
+
+
+@pytest.mark.parametrize("size", [10**18, 10**19])
+def test_sizes_beyond_every_computer(tmp_path, size):
+    save(tmp_path, "llama")
+    edit_config(tmp_path, intermediate_size=size)
+    refuses(tmp_path, "config.json asks for tensors larger than any computer can hold")
 
 
 @pytest.mark.parametrize("dtype, name", [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.int64, "I64")])
@@ -288,8 +320,32 @@ def test_config_that_is_not_json(tmp_path, text):
 
 
 def test_config_that_is_not_text(tmp_path):
-    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00\x9f")
-    refuses(tmp_path, "config.json is not JSON")
+    (tmp_path / "config.json").write_bytes(b"\x00\xff\x9f")
+    refuses(tmp_path, "config.json is not text in UTF-8")
+
+
+def test_config_that_an_editor_saved_in_its_own_way(tmp_path):
+    original = save(tmp_path, "llama")
+    text = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(text, encoding="utf-8-sig")  # with a mark at its beginning
+    assert difference(tmp_path, original) < SAME
+    (tmp_path / "config.json").write_text(text, encoding="utf-16")
+    refuses(tmp_path, "config.json is in UTF-16: save it as UTF-8")
+
+
+def test_config_that_is_nested_without_end(tmp_path):
+    (tmp_path / "config.json").write_text('{"a": ' + "[" * 100_000)
+    refuses(tmp_path, "config.json is nested too deeply")
+
+
+@pytest.mark.parametrize("old", ['"vocab_size": 97', '"rope_type": "default"'])
+def test_config_that_says_a_thing_twice(tmp_path, old):
+    """Python takes the last one, other readers the first."""
+    save(tmp_path, "llama")
+    text = (tmp_path / "config.json").read_text()
+    assert text.count(old) == 1
+    (tmp_path / "config.json").write_text(text.replace(old, f"{old}, {old}"))
+    refuses(tmp_path, f"config.json has the field '{old.split(chr(34))[1]}' twice")
 
 
 def test_config_that_is_no_object(tmp_path):
@@ -360,6 +416,11 @@ def test_index_that_names_a_tensor_its_shard_lacks(sharded):
     file = shards(sharded)["model.norm.weight"]
     edit_tensors(sharded, lambda t: t.pop("model.norm.weight"), file)
     refuses(sharded, f"{INDEX} has a tensor model.norm.weight, but {file} does not")
+
+
+def test_index_with_a_name_that_no_file_can_have(sharded):
+    edit_json(sharded / INDEX, weight_map=shards(sharded) | {"model.norm.weight": "x" * 300 + ".safetensors"})
+    refuses(sharded, "xxx.safetensors is missing", "fetch it again")
 
 
 def test_index_that_leaves_out_a_tensor(sharded):

@@ -18,7 +18,7 @@ from safetensors.torch import save
 
 from kvcourse.config import ModelConfig
 from kvcourse.model import Transformer
-from kvcourse.weights.hf_folder import read_folder
+from kvcourse.weights.hf_folder import Folder
 from kvcourse.weights.hub import hub_folder
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -214,8 +214,8 @@ def test_only_what_is_needed_is_downloaded(hub):
     assert {file.name for file in folder.iterdir()} == hub.sent() == NEEDED
     for name in NEEDED:
         assert (folder / name).read_bytes() == hub.files[name]
-    config, state = read_folder(folder)
-    assert config == CONFIG and state.keys() == Transformer(CONFIG, "meta").state_dict().keys()
+    opened = Folder(folder)
+    assert opened.config == CONFIG and opened.read().keys() == Transformer(CONFIG, "meta").state_dict().keys()
 
 
 def test_shards_are_those_that_the_index_names(hub):
@@ -224,7 +224,7 @@ def test_shards_are_those_that_the_index_names(hub):
     folder = hub_folder(REPO)
     weights = {"part-a.safetensors", "part-b.safetensors", "model.safetensors.index.json"}
     assert {file.name for file in folder.iterdir()} == hub.sent() == NEEDED - {"model.safetensors"} | weights
-    assert read_folder(folder)[0] == CONFIG
+    assert Folder(folder).config == CONFIG
 
 
 def test_what_is_in_the_cache_is_not_downloaded_again(hub):
@@ -254,6 +254,21 @@ def test_without_a_network_the_cache_is_used(hub, unplug, capsys):
     capsys.readouterr()
     assert hub_folder(REPO) == first
     assert "could not be reached: using the copy of owner/tiny" in capsys.readouterr().out
+
+
+def test_a_copy_without_a_tokenizer_is_said(hub, unplug, monkeypatch, capsys):
+    """Another program may have downloaded the weights alone; text would fail only when it is asked for."""
+    folder = hub_folder(REPO)
+    unplug()
+    hub_folder(REPO)
+    assert "on this computer.\n" in capsys.readouterr().out
+    (folder / "tokenizer.json").unlink()
+    assert hub_folder(REPO) == folder
+    assert "on this computer; it has no tokenizer.json.\n" in capsys.readouterr().out
+    monkeypatch.setenv("KVCOURSE_OFFLINE", "1")
+    assert hub_folder(REPO) == folder
+    assert "KVCOURSE_OFFLINE is set: using the copy of owner/tiny" in (said := capsys.readouterr().out)
+    assert "it has no tokenizer.json" in said
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
@@ -328,7 +343,7 @@ def test_a_download_that_fails_leaves_no_half_file(hub, monkeypatch):
     fails(RuntimeError, "is not on this computer")
     monkeypatch.delenv("KVCOURSE_OFFLINE")
     hub.answers.clear()
-    assert read_folder(hub_folder(REPO))[0] == CONFIG
+    assert Folder(hub_folder(REPO)).config == CONFIG
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), PermissionError(13, "Permission denied")])
@@ -417,5 +432,5 @@ def test_another_process_with_the_environment_alone(hub, tmp_path):
     code = f"from kvcourse.weights.hub import hub_folder; print(hub_folder({REPO!r}))"
     home = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home")}
     folder = run(code, **home)
-    assert folder.startswith(str(tmp_path / "home")) and read_folder(folder)[0] == CONFIG
+    assert folder.startswith(str(tmp_path / "home")) and Folder(folder).config == CONFIG
     assert run(code, **home | {"HF_ENDPOINT": "http://127.0.0.1:9"}).endswith(folder)

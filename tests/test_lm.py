@@ -11,6 +11,7 @@ import kvcourse.lm as lm_module
 from kvcourse.generation import generate
 from kvcourse.lm import load_model
 from kvcourse.tokenizer import Tokenizer
+from kvcourse.weights import gguf_file, hf_folder
 
 VOCAB = len(tokenizer_fields()["tokenizer.ggml.tokens"])
 
@@ -191,6 +192,41 @@ def test_missing_paths_say_so(tmp_path):
             load_model(path)
 
 
+@pytest.mark.parametrize("name", [None, 3, b"x", ["smollm2-135m"]])
+def test_names_that_are_no_text(name):
+    with pytest.raises(ValueError, match="A model is given by its name or path, a string; got "):
+        load_model(name)
+
+
+@pytest.mark.parametrize("name, error", [("~nosuch/x", FileNotFoundError), ("x" * 5000, ValueError)])
+def test_names_that_no_file_can_have(name, error):
+    with pytest.raises(error, match="There is no"):
+        load_model(name)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_one_file_of_a_folder_is_not_the_model(tmp_path, name):
+    checkpoints.save(tmp_path / "tiny", "llama")
+    with pytest.raises(ValueError, match=f"{name} is one file of a checkpoint: give the folder that it is in, .*/tiny"):
+        load_model(tmp_path / "tiny" / name)
+
+
+def test_shapes_without_numbers_are_no_place_for_a_model(tmp_path):
+    with pytest.raises(ValueError, match='device="meta" has shapes without numbers'):
+        load_model(small_file(tmp_path / "m.gguf"), device="meta")
+
+
+@pytest.mark.parametrize("error", [ValueError, RuntimeError])
+def test_a_mistyped_folder_is_not_only_called_a_missing_model(monkeypatch, error):
+    def refuse(repo_id):
+        raise error("The hub says no.")
+
+    monkeypatch.setattr(lm_module, "hub_folder", refuse)
+    with pytest.raises(error, match=r"The hub says no. \(There is no folder models/llama here") as caught:
+        load_model("models/llama")
+    assert type(caught.value) is error
+
+
 @pytest.mark.parametrize("family", checkpoints.FAMILIES)
 def test_a_folder_without_a_tokenizer_works_with_ids(family, tmp_path):
     reference = checkpoints.save(tmp_path / "tiny", family)
@@ -213,6 +249,51 @@ def test_a_folder_with_a_tokenizer_streams_text(tmp_path):
     stream = lm.stream("Hello", max_new_tokens=8, stop_ids=[])
     assert "".join(stream) == lm.decode(stream.generation.ids)
     assert stream.generation.ids == generate(lm.model, ids, 8).ids
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_ids_beyond_the_tokenizer_are_no_text(kind, tmp_path):
+    """Embeddings are often padded to a round number, and nothing keeps a model from choosing one of those ids."""
+    config = tiny_config(vocab_size=VOCAB + 40)
+    if kind == "gguf":
+        path = write_model(tmp_path / "m.gguf", config, random_state(config), **tokenizer_fields())
+    else:
+        path = tmp_path
+        (tmp_path / "tokenizer.json").write_text(byte_level_json(), encoding="utf-8")
+        checkpoints.save(tmp_path, "llama", vocab_size=VOCAB + 40, eos_token_id=None)
+    lm = load_model(path, torch.float32, "cpu")
+    text, beyond = lm.encode("the fox"), [VOCAB, VOCAB + 39]
+    assert lm.decode([beyond[0], *text, beyond[1]]) == lm.decode(text)
+    lm.model.lm_head.weight[beyond] = 100 * torch.tensor([[1.0], [-1.0]])  # one of the two has the highest score
+    stream = lm.stream("the fox", 5, stop_ids=[])
+    assert list(stream) == [] and set(stream.generation.ids) <= set(beyond)
+    with pytest.raises(ValueError, match=f"from 0 to {VOCAB + 39}"):
+        lm.decode([VOCAB + 40])
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_an_end_of_text_outside_the_vocabulary_is_refused(file, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(byte_level_json(), encoding="utf-8")
+    checkpoints.save(tmp_path, "llama", vocab_size=VOCAB, eos_token_id=2)
+    (tmp_path / "generation_config.json").write_text("{}")
+    checkpoints.edit_json(tmp_path / file, eos_token_id=[2, VOCAB - 1])
+    assert load_model(tmp_path, torch.float32, "cpu").tokenizer.stop_ids == {2, VOCAB - 1}
+    checkpoints.edit_json(tmp_path / file, eos_token_id=[2, VOCAB])
+    with pytest.raises(ValueError, match=f"eos_token_id {VOCAB} in generation_config.json or config.json is outside"):
+        load_model(tmp_path, torch.float32, "cpu")
+
+
+def test_a_tokenizer_that_cannot_be_read_is_found_before_the_weights_are(tmp_path, monkeypatch):
+    checkpoints.save(tmp_path / "folder", "llama")
+    (tmp_path / "folder" / "tokenizer.model").touch()
+    small_file(tmp_path / "m.gguf", ggml_pre="unheard")
+    more = {"ggml_tokens": tokenizer_fields()["tokenizer.ggml.tokens"] + ["x"], "ggml_token_type": [1] * (VOCAB + 1)}
+    small_file(tmp_path / "large.gguf", **more)
+    for module, read in ((hf_folder, "converted"), (gguf_file, "dequantize")):
+        monkeypatch.setattr(module, read, lambda *args, **options: pytest.fail("the weights were read"))
+    for name, words in (("folder", "tokenizer only as"), ("m.gguf", "'unheard'"), ("large.gguf", "embeddings")):
+        with pytest.raises(ValueError, match=words):
+            load_model(tmp_path / name)
 
 
 def test_a_gguf_file_without_a_tokenizer_works_with_ids(tmp_path):

@@ -14,7 +14,7 @@ PACKAGE = Path(kv.__file__).parent
 
 # Lowest floor first: a room imports only from its own floor and from those before it.
 FLOORS = [
-    {"config", "rope", "device", "paths", "timing", "store", "reading", "statements"},
+    {"require", "config", "rope", "device", "paths", "timing", "store", "reading", "text_files", "statements"},
     {"layers", "tokenizer", "cost", "roof"},
     {"caches"},
     {"model"},

@@ -92,6 +92,13 @@ def test_two_sizes_of_window_are_refused():
         to_transformers(small_model(small_config(qkv_bias=True, window=(8, 4))))
 
 
+def test_sizes_that_transformers_refuses_are_told_with_its_reason():
+    config = small_config(n_heads=6, n_kv_heads=6, d_model=20, d_head=4)  # the course shares out no width over heads
+    with pytest.raises(ValueError, match=r"transformers refuses this model: .*size \(20\).*heads \(6\)") as caught:
+        to_transformers(small_model(config))
+    assert "\n" not in str(caught.value)
+
+
 def test_transformers_missing_or_too_old_is_one_sentence(monkeypatch):
     monkeypatch.setattr(peers, "version", lambda name: "4.57.1")
     with pytest.raises(RuntimeError, match=r"transformers 4\.57\.1 is too old: pip install"):

@@ -55,6 +55,30 @@ def test_a_row_without_numbers_is_named_and_a_missing_wait_is_said():
     assert png(figure).startswith(b"\x89PNG")
 
 
+def test_one_context_shows_its_bound_as_a_mark():
+    """A dotted line of one point draws nothing."""
+    report = copy.deepcopy(REPORT)
+    for one in report["rows"]:
+        del one["decode"][1:]
+    figure = kv.plots.bench_rows(report)
+    (bound,) = [line for line in figure.axes[0].lines if line.get_label().startswith("bound")]
+    assert bound.get_xydata().tolist() == [[0, 35]] and bound.get_marker() not in ("", "None", None)
+
+
+def test_speeds_are_written_without_powers():
+    report = REPORT | {"rows": [row("dense", (2e6, 3e4, 5e2))]}
+    figure = kv.plots.bench_rows(report)
+    png(figure)  # ticks have their labels once they are drawn
+    labels = {float(tick.get_loc()): tick.label1.get_text() for tick in figure.axes[0].yaxis.get_major_ticks()}
+    assert labels[1e6] == "1,000,000" and labels[1e5] == "100,000"
+
+
+def test_the_name_of_a_model_is_no_formula():
+    figure = kv.plots.bench_rows(REPORT | {"model": r"cheap$^^$"})
+    assert png(figure).startswith(b"\x89PNG")
+    assert r"cheap$^^$" in figure.get_supxlabel()
+
+
 @pytest.mark.parametrize("count", [1, 8])
 def test_one_row_or_many(count):
     report = REPORT | {"rows": [row(f"row {i}", (10 + i, 9, 8)) for i in range(count)]}

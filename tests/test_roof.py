@@ -42,7 +42,7 @@ def test_one_decode_step_waits_for_memory_and_a_long_prefill_for_arithmetic():
     assert step.intensity < 0.5 < MACHINE.ridge < prompt.intensity  # two operations for each four bytes of a weight
 
 
-@pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf"), True, "10"])
+@pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf"), True, "10", None, pytest.param(10**400, id="huge")])
 def test_only_work_and_rates_above_zero(bad):
     with pytest.raises(ValueError, match="flops=.* must be a number greater than 0"):
         roofline(bad, 10, MACHINE)
@@ -59,6 +59,18 @@ def test_swapped_arguments_are_refused():
     for first, second in [(moved, work), (moved, 8), (10, work)]:
         with pytest.raises(ValueError, match="swap the first two"):
             roofline(first, second, MACHINE)
+
+
+@pytest.mark.parametrize("bad", [None, 5, "cpu"])
+def test_only_measured_ceilings_bound_anything(bad):
+    with pytest.raises(ValueError, match=r"ceilings must be what kv\.measure_ceilings\(\) returns; got "):
+        roofline(1, 2, bad)
+
+
+@pytest.mark.parametrize("rounds", [0, -1, 1.5, None])
+def test_at_least_one_round(rounds, clock):
+    with pytest.raises(ValueError, match=f"rounds={rounds} must be a whole number of at least 1"):
+        measure_ceilings("cpu", rounds=rounds)
 
 
 @pytest.fixture

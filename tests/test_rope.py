@@ -90,11 +90,18 @@ def test_pair_scaling_divides_each_pair_by_its_own_number():
     [
         (lambda: LinearScaling(0.0), "factor=0.0"),
         (lambda: LinearScaling(math.nan), "factor=nan"),
+        (lambda: LinearScaling("4"), "LinearScaling: factor='4' must be a number greater than 0"),
+        (lambda: LinearScaling(None), "LinearScaling: factor=None must be a number greater than 0"),
+        (lambda: LinearScaling(10**400), "factor=10+ .*, and finite"),
         (lambda: Llama3Scaling(8.0, 4.0, 4.0, 8192), "high_freq_factor=4.0 must be above"),
         (lambda: Llama3Scaling(8.0, 1.0, 4.0, 0), "original_max_seq_len=0"),
         (lambda: YarnScaling(4.0, 64, beta_fast=1.0), "beta_fast=1.0 must be above"),
         (lambda: YarnScaling(4.0, 64, attention_factor=-1.0), "attention_factor=-1.0"),
-        (lambda: PairScaling((1.0, 0.0)), "every divisor"),
+        (lambda: YarnScaling(4.0, 64, attention_factor="x"), "attention_factor='x' must be a number"),
+        (lambda: YarnScaling(4.0, 64, beta_slow=None), "beta_slow=None must be a number"),
+        (lambda: YarnScaling(4.0, 64, truncate="false"), "YarnScaling: truncate='false' must be True or False"),
+        (lambda: PairScaling((1.0, 0.0)), "divisor=0.0 must be a number"),
+        (lambda: PairScaling((1.0, None)), "divisor=None must be a number"),
     ],
 )
 def test_numbers_out_of_range_are_refused(make, message):

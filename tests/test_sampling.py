@@ -124,6 +124,8 @@ def test_large_seeds_and_numpy_seeds():
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_scores_that_are_no_numbers_are_refused(bad):
-    for temperature in (0.0, 1.0):
-        with pytest.raises(RuntimeError, match="overflowed"):
-            Sampler(temperature)(torch.tensor([1.0, bad]))
+    advice = {torch.float16: "load the model in bfloat16 or float32", torch.float32: "check its weights"}
+    for dtype, words in advice.items():
+        for temperature in (0.0, 1.0):
+            with pytest.raises(RuntimeError, match=f"overflowed or are damaged; {words}"):
+                Sampler(temperature)(torch.tensor([1.0, bad], dtype=dtype))

@@ -8,6 +8,7 @@ import tokenizers
 from gguf_files import tokenizer_fields, trained_bpe
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from kvcourse.tokenizer import StreamDecoder, Tokenizer
 from kvcourse.tokenizer.spelling import BYTE_OF
@@ -169,6 +170,35 @@ def test_templates_see_the_message_and_may_refuse():
         tokenizer.chat([{"role": "system", "content": ""}])
 
 
+@pytest.mark.parametrize(
+    "template, words",
+    [
+        ("{{ 1/0 }}", "fails with ZeroDivisionError: division by zero"),
+        ("{{ messages[0].content + 1 }}", "fails with TypeError"),
+        ("{{ 'x' * 10**20 }}", "fails with OverflowError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails with RecursionError"),
+        ("{% include 'x' %}", "fails with TypeError: no loader"),
+        ("{{ foo.bar }}", "does not accept these messages: 'foo' is undefined"),
+        ("ok\n{% if %}", "is broken in line 2: Expected an expression"),
+        ("{% generation %}", "is broken in line 1: .*endgeneration"),
+    ],
+)
+def test_templates_that_fail_say_so(template, words):
+    with pytest.raises(ValueError, match=f"The model's chat template {words}"):
+        Tokenizer.from_gguf(tokenizer_fields(chat_template=template)).chat(HI)
+
+
+def test_templates_may_mark_what_the_assistant_said():
+    """transformers does the same: what stands between the marks is text, and what is set there stays there."""
+    template = (
+        "{% for m in messages %}{% set x = 'a' %}{% generation %}\n{{ x }}{% set x = 'b' %}{{ x ~ m.content }}\n"
+        "{% endgeneration %}\n{{ x }}{% endfor %}{{ eos_token }}"
+    )
+    ids = Tokenizer.from_gguf(tokenizer_fields(chat_template=template)).chat(HI)
+    expected = render_jinja_template([HI], chat_template=template, eos_token=END)[0][0]
+    assert expected == f"abthe fox\na{END}" and ids == TINY.encode(expected, special=True)
+
+
 def test_templates_run_in_a_sandbox():
     tokenizer = Tokenizer.from_gguf(tokenizer_fields(chat_template="{{ messages.__class__.__mro__ }}"))
     with pytest.raises(ValueError, match="template"):
@@ -192,7 +222,7 @@ def test_no_template_no_chat():
 def ids_of(data: bytes) -> list[int]:
     """One token per byte: the hardest case for streaming."""
     character = {byte: c for c, byte in BYTE_OF.items()}
-    return [TINY.ids[character[byte]] for byte in data]
+    return [TINY.tokens.index(character[byte]) for byte in data]
 
 
 def stream(ids, **options) -> list[str]:

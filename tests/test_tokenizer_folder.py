@@ -162,7 +162,7 @@ def test_a_token_that_only_the_config_calls_special_is_a_control_token(tmp_path,
     library.add_tokens([tokenizers.AddedToken("<end>")])
     files = {"tokenizer.json": library.to_str()}
     ordinary = Tokenizer.from_folder(write_folder(tmp_path, files=files))
-    id = ordinary.ids["<end>"]
+    id = ordinary.tokens.index("<end>")
     assert id in ordinary.encode("a<end>b") and ordinary.decode([id]) == "<end>"
     special = Tokenizer.from_folder(
         write_folder(tmp_path, files=files, **{listed: "<end>" if listed == "eos_token" else ["<end>"]})
@@ -173,7 +173,7 @@ def test_a_token_that_only_the_config_calls_special_is_a_control_token(tmp_path,
 
 def test_an_entry_of_the_vocabulary_may_be_named_as_a_control_token(tmp_path):
     tokenizer = Tokenizer.from_folder(write_folder(tmp_path, eos_token="Z"))
-    id = tokenizer.ids["Z"]
+    id = tokenizer.tokens.index("Z")
     assert tokenizer.eos_id == id and tokenizer.stop_ids == {id} and tokenizer.decode([id]) == ""
     with pytest.raises(ValueError, match="no token for 'Z'"):  # the letter is not there to be written any more
         tokenizer.encode("aZb")
@@ -270,22 +270,29 @@ def test_other_formats_are_refused_with_a_way_out(tmp_path, name):
 @pytest.mark.parametrize(
     "files, words",
     [
-        ({"tokenizer.json": '{"model": '}, "tokenizer.json is damaged"),
-        ({"tokenizer.json": "[1]"}, "tokenizer.json is damaged: it holds a list"),
+        ({"tokenizer.json": '{"model": '}, "tokenizer.json is not JSON"),
+        ({"tokenizer.json": "[1]"}, "tokenizer.json must hold a JSON object, but holds a list"),
         ({"tokenizer.json": "{}"}, "tokenizer.json cannot be read by the tokenizers library"),
         (
             {"tokenizer.json": change(model={"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]})},
             "cannot be read",
         ),
-        ({"tokenizer_config.json": "{'bos'}"}, "tokenizer_config.json is damaged"),
-        ({"generation_config.json": "\n"}, "generation_config.json is damaged"),
+        ({"tokenizer_config.json": "{'bos'}"}, "tokenizer_config.json is not JSON"),
+        ({"generation_config.json": "\n"}, "generation_config.json is not JSON"),
         ({"generation_config.json": {"eos_token_id": "2"}}, "generation_config.json: eos_token_id is '2'"),
         ({"config.json": {"eos_token_id": [1, -1]}}, "config.json: eos_token_id is "),
-        ({"special_tokens_map.json": "nothing"}, "special_tokens_map.json is damaged"),
+        ({"special_tokens_map.json": "nothing"}, "special_tokens_map.json is not JSON"),
         ({"tokenizer.json": change(decoder=None)}, "decoder must be byte-level"),
         ({"tokenizer.json": change(decoder={"type": "WordPiece", "prefix": "##", "cleanup": True})}, "'WordPiece'"),
         ({"tokenizer_config.json": {"chat_template": 3}}, "chat template must be a string or a list, got int"),
         ({"tokenizer_config.json": {"chat_template": [{"name": "rag", "template": ""}]}}, "rag.*none.*'default'"),
+        ({"tokenizer_config.json": {"chat_template": []}}, "must hold objects, each with"),
+        ({"tokenizer_config.json": {"chat_template": ["x"]}}, "must hold objects, each with a name and"),
+        ({"tokenizer_config.json": {"chat_template": [{"template": "x"}]}}, "must hold objects, each with"),
+        ({"tokenizer_config.json": {"eos_token": 5}}, "tokenizer_config.json: eos_token is 5; it must be a token"),
+        ({"tokenizer_config.json": {"eos_token": {"content": 5}}}, "eos_token is {'content': 5}; it must be a token"),
+        ({"tokenizer_config.json": {"additional_special_tokens": "abc"}}, "tokens is 'abc'; it must be a list"),
+        ({"tokenizer_config.json": {"extra_special_tokens": ["<x>", 5]}}, r"tokens is \['<x>', 5\]; it must be"),
         ({"tokenizer_config.json": {"eos_token": "<nope>"}}, "names eos_token '<nope>', which tokenizer.json lacks"),
     ],
 )
@@ -298,7 +305,21 @@ def test_bad_files_say_what_is_wrong(tmp_path, files, words):
 def test_bytes_that_are_no_utf_8(tmp_path):
     folder = write_folder(tmp_path)
     (folder / "tokenizer.json").write_bytes(b'{"\xff\xfe"}')
-    with pytest.raises(ValueError, match="tokenizer.json is damaged"):
+    with pytest.raises(ValueError, match="tokenizer.json is not text in UTF-8"):
+        Tokenizer.from_folder(folder)
+    write_folder(tmp_path)
+    (folder / "chat_template.jinja").write_bytes(b"\xe9\xff")
+    with pytest.raises(ValueError, match="chat_template.jinja is not text in UTF-8"):
+        Tokenizer.from_folder(folder)
+
+
+def test_a_control_token_that_is_one_only_between_words_is_refused(tmp_path):
+    """Read as any other it would be found inside words, where transformers finds none."""
+    library = tokenizers.Tokenizer.from_str(KINDS["byte-level"][0]())
+    library.add_special_tokens([tokenizers.AddedToken("end", single_word=True, normalized=False, special=True)])
+    folder = write_folder(tmp_path, files={"tokenizer.json": library.to_str()})
+    assert len(library.encode("bend").ids) > len(library.encode("end").ids)
+    with pytest.raises(ValueError, match="tokenizer.json: control token 'end' has single_word"):
         Tokenizer.from_folder(folder)
 
 

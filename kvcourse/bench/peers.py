@@ -17,14 +17,18 @@ def to_transformers(model: Transformer):
     """`model` as a `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM` or `Qwen3ForCausalLM`, whichever has
     its features. The weights are shared, not copied: to change one is to change the other.
 
-    Raises `ValueError` when no family has that combination of features, `RuntimeError` when transformers is missing
-    or older than version 5.
+    Raises `ValueError` when no family has that combination of features or transformers refuses the sizes,
+    `RuntimeError` when transformers is missing or older than version 5.
     """
     check_installed()
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
 
     family, extras = find_family(model.config)
-    config = getattr(transformers, f"{family}Config")(**common_settings(model.config), **extras)
+    try:
+        config = getattr(transformers, f"{family}Config")(**common_settings(model.config), **extras)
+    except StrictDataclassError as error:
+        raise ValueError(f"transformers refuses this model: {error.__cause__ or error}") from error
     with torch.device("meta"):  # shapes without memory: the weights are put in place
         peer = getattr(transformers, f"{family}ForCausalLM")(config)
     weights = {name if name.startswith("lm_head") else f"model.{name}": w for name, w in model.state_dict().items()}

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import textwrap
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
@@ -65,11 +66,13 @@ class Worker:
         where = f"{contestant.__module__}:{contestant.__qualname__}"
         self.messages = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kvcourse.bench.worker", where, model],
+            # -P: a file of the current folder must not take the place of a library with its name
+            [sys.executable, "-P", "-m", "kvcourse.bench.worker", where, model],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.messages,
             encoding="utf-8",
+            errors="replace",
         )
 
     def ask(self, **request) -> dict:
@@ -81,7 +84,12 @@ class Worker:
         line = self.process.stdout.readline()
         if not line:
             raise WorkerError(self.cause_of_death())
-        answer = json.loads(line)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise WorkerError(f"its process said something that is no answer: {textwrap.shorten(line, 80)}")
         if "error" in answer:
             raise WorkerError(answer["error"])
         return answer
@@ -100,6 +108,17 @@ class Worker:
         for stream in (self.process.stdin, self.process.stdout, self.messages):
             with suppress(OSError):  # a request that was never read
                 stream.close()
+
+
+def check_loads(model: str) -> None:
+    """Raise `RuntimeError` when a process that does no more than load the model fails: then no row can be measured."""
+    worker = Worker(Contestant, model)
+    try:
+        worker.answer()
+    except WorkerError as error:
+        raise RuntimeError(f"Nothing could be measured: {error}") from None
+    finally:
+        worker.close()
 
 
 class Race:

@@ -105,7 +105,7 @@ def heading(report: dict) -> str:
     where = report["environment"]
     programs = dict.fromkeys(row["program"] for row in report["rows"] if row["program"] not in (None, "kvcourse"))
     versions = ", ".join([f"torch {where['torch']}", *programs])
-    threads = f", {where['threads']} threads" if where["device"] == "cpu" else ""
+    threads = f", {where['threads']} thread{'s' * (where['threads'] != 1)}" if where["device"] == "cpu" else ""
     return f"{report['model']} in {where['dtype']} on {where['device_name']}{threads} ({versions})"
 
 

@@ -9,9 +9,10 @@ import json
 import os
 import sys
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from kvcourse.bench.contestants import Contestant
-from kvcourse.bench.memory import forget_peak, peak_memory
+if TYPE_CHECKING:  # else not before `main` has seen to what a library prints when it is imported
+    from kvcourse.bench.contestants import Contestant
 
 
 def main(where: str, model: str) -> None:
@@ -33,8 +34,10 @@ def main(where: str, model: str) -> None:
         answer(error=short(error))
 
 
-def describe(contestant: Contestant) -> dict:
+def describe(contestant: "Contestant") -> dict:
     """What the one who asks must know. Memory is counted from here on."""
+    from kvcourse.bench.memory import forget_peak
+
     model = contestant.model
     gc.collect()
     return {
@@ -47,8 +50,10 @@ def describe(contestant: Contestant) -> dict:
     }
 
 
-def serve(contestant: Contestant, prompt: list[int], most_gaps: int | None = None) -> dict:
+def serve(contestant: "Contestant", prompt: list[int], most_gaps: int | None = None) -> dict:
     """Write on after `prompt` and say when each token arrived; without `most_gaps`, only how clear the choice was."""
+    from kvcourse.bench.memory import peak_memory
+
     if most_gaps is None:
         return {"lead": contestant.lead(prompt)}
     gaps = min(most_gaps, contestant.most_gaps(len(prompt)))

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from kvcourse.config import ModelConfig, require_whole
+from kvcourse.config import ModelConfig
+from kvcourse.require import require_whole
 
 
 class Step(ABC):

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from kvcourse.caches.base import Cache, Step
-from kvcourse.config import ModelConfig, require_whole
+from kvcourse.config import ModelConfig
 from kvcourse.cost import cache_bytes
 from kvcourse.device import as_dtype, resolve
 from kvcourse.layers import attention, visible
+from kvcourse.require import require_whole
 
 
 class DenseCache(Cache):

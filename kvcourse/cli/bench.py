@@ -1,5 +1,6 @@
 """Measure the course's ways of generating text on this machine: time to the first token, tokens per second, memory."""
 
+import sys
 from pathlib import Path
 
 HELP = "measure naive and cached generation here, beside other programs"
@@ -19,37 +20,36 @@ def add_arguments(parser) -> None:
 
 def main(arguments) -> int:
     from kvcourse.bench.contestants import COURSE, PEERS
-    from kvcourse.bench.race import Race
+    from kvcourse.bench.files import save, writable
+    from kvcourse.bench.race import Race, check_loads
     from kvcourse.bench.report import make_report, text
     from kvcourse.cli.fetch import obey_sigterm
-    from kvcourse.config import require_whole
     from kvcourse.lm import find_model
+    from kvcourse.require import require_whole
     from kvcourse.roof import measure_ceilings
 
     default = 1 if arguments.quick else 3
     rounds = require_whole("--rounds", default if arguments.rounds is None else arguments.rounds)
-    if arguments.output:
-        arguments.output.mkdir(parents=True, exist_ok=True)
+    folder = writable(arguments.output) if arguments.output else None
     obey_sigterm()
     find_model(arguments.model)  # fetched if need be, before anybody waits
-    print("Measuring how fast this machine reads memory ...", flush=True)
+    print(f"Loading {arguments.model} ...", file=sys.stderr)
+    check_loads(arguments.model)
+    print("Measuring how fast this machine reads memory ...", file=sys.stderr)
     before = measure_ceilings()
     race = Race(COURSE + (PEERS if arguments.peers else []), arguments.model, rounds, 4 if arguments.quick else 16)
     race.run()
     ceilings = max(before, measure_ceilings(), key=lambda ceilings: ceilings.bytes_per_second)
     report = make_report(race, ceilings, arguments.quick)
-    print(text(report))
-    if arguments.output:
-        write(report, arguments.output)
+    saved = []
+    try:
+        saved = save(report, folder) if folder else []
+    finally:  # the numbers are not lost when a disk is full, nor the files when nobody reads what is printed
+        show("\n".join([text(report), *saved]))
     return int(any(row["error"] for row in report["rows"]) or bool(report["differences"]))
 
 
-def write(report: dict, folder: Path) -> None:
-    import json
-
-    from kvcourse.plots import bench_rows, png
-
-    json_file, png_file = folder / "bench.json", folder / "bench.png"
-    json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    png_file.write_bytes(png(bench_rows(report)))
-    print(f"Written: {json_file} and {png_file}")
+def show(text: str) -> None:
+    """Print, with an escape for each letter that the terminal's encoding lacks: a model's name may have any."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))

@@ -1,6 +1,6 @@
 """The picture of `kvcourse bench`: who writes how fast, who answers how soon, and what it takes."""
 
-from kvcourse.plots.base import COLORS, drawing, new_figure
+from kvcourse.plots.base import COLORS, drawing, new_figure, plain_number
 
 LOOKS = {  # a row keeps its color and its marker from picture to picture
     "naive": (COLORS["naive"], "s"),
@@ -29,7 +29,8 @@ def bench_rows(report: dict):
     memory.set_title("Peak memory")
     failed = [row["title"] for row in report["rows"] if row["error"] is not None]
     where = f"{report['model']} in {report['environment']['dtype']} on {report['environment']['device_name']}"
-    fig.supxlabel("; ".join([where] + [f"{title} could not be measured" for title in failed]), fontsize=12)
+    said = "; ".join([where] + [f"{title} could not be measured" for title in failed])
+    fig.supxlabel(said, fontsize=12, parse_math=False)
     return fig
 
 
@@ -43,10 +44,12 @@ def draw_speed(ax, rows: list[dict], looks: list[tuple]) -> None:
         ax.errorbar(contexts, middle, [below, above], color=color, marker=marker, capsize=4, label=row["title"])
     contexts = [cell["context"] for cell in rows[0]["decode"]]
     for i, bound in enumerate(dict.fromkeys(tuple(cell["bound"] for cell in row["decode"]) for row in rows)):
-        ax.plot(contexts, bound, linestyle=":", color=COLORS["bound"], label="_" * i + "bound: reading memory once")
+        # with a mark, for one point alone has no line
+        look = dict(linestyle=":", marker="_", markersize=18, markeredgewidth=2, color=COLORS["bound"])
+        ax.plot(contexts, bound, **look, label="_" * i + "bound: reading memory once")
     ax.set_xticks(contexts, [f"{context:,}" for context in contexts])
     ax.set_yscale("log")
-    ax.yaxis.set_major_formatter("{x:,g}")
+    ax.yaxis.set_major_formatter(plain_number)
     low, high = ax.get_ylim()
     ax.set_ylim(low, high * (high / low) ** 0.3)  # room for the legend
     ax.legend(loc="upper right", ncols=2, fontsize=11)

@@ -109,7 +109,8 @@ def batched_steps(batches, seconds, least):
     rate, most = batches / seconds, batches / least
     right.plot(batches, rate, "o-", color=DECODE, label="measured")
     right.plot(batches, most, "--", color=BOUND, label="roofline")
-    right.plot(batches, batches / seconds[0], ":", color="black", linewidth=1.5, label="if a step took no longer")
+    free = "if a step took no longer than for one text"
+    right.plot(batches, batches / seconds[0], ":", color="black", linewidth=1.5, label=free)
     right.set(ylabel="tokens a second, all texts", ylim=(0, 1.1 * max(rate.max(), most.max())))
     right.set_title("All texts together")
     for ax in (left, right):

@@ -64,13 +64,19 @@ class Tokenizer:
         return None if fields is None else cls(**fields)
 
     def __post_init__(self):
-        self.ids = {token: id for id, token in enumerate(self.tokens)}
         self.control_ids = set(self.control.values())
         self.any_control: re.Pattern = any_of(self.control)
 
     @property
     def vocab_size(self) -> int:
         return len(self.tokens)
+
+    def extend(self, vocab_size: int) -> None:
+        """Take the ids up to `vocab_size` for tokens without text: many models have more embeddings than their
+        tokenizer has tokens, to make the matrix a round size, and may choose any of them."""
+        missing = vocab_size - self.vocab_size
+        self.tokens += [""] * missing
+        self.token_bytes += [b""] * missing
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Token ids of `text`. Text that looks like a control token ("<|im_end|>") stays ordinary text, since it may

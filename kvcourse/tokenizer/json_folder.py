@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tokenizers
 
-from kvcourse.tokenizer.json_files import end_ids, named_tokens, read_json, read_template
+from kvcourse.tokenizer.json_files import end_ids, listed_tokens, named_tokens, read_json, read_template
 from kvcourse.tokenizer.json_library import Spelling, build, merge_with
 
 OTHER_FORMATS = ("tokenizer.model", "tekken.json", "spiece.model", "vocab.json", "vocab.txt")
@@ -25,11 +25,15 @@ def read_folder_vocabulary(path: str | os.PathLike) -> dict | None:
         return None
     data = read_json(file)
     config = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
-    named = named_tokens(config)
-    library = build(named, config, file)
+    named = named_tokens(config, folder / "tokenizer_config.json")
+    control = [*named.values(), *listed_tokens(config, folder / "tokenizer_config.json")]
+    library = build(control, file)
     spelling = Spelling(data.get("decoder"), file)
     added = library.get_added_tokens_decoder()
     special = {id: token for id, token in added.items() if token.special}
+    for token in special.values():
+        if token.single_word:
+            raise ValueError(f"{file}: control token {token.content!r} has single_word, which is not supported.")
     vocabulary = library.get_vocab(with_added_tokens=True)
     tokens = [""] * (max(vocabulary.values()) + 1)  # some vocabularies have holes
     for token, id in vocabulary.items():

@@ -7,20 +7,20 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken
 
-from kvcourse.tokenizer.json_files import listed_tokens
 from kvcourse.tokenizer.spelling import SPACE, byte_level, byte_named, missing_bytes, spaced
 from kvcourse.tokenizer.text import check_bytes, no_token_for
 
 
-def build(named: dict[str, str], config: dict, file: Path) -> tokenizers.Tokenizer:
-    """The library's tokenizer, where every control token is known as such and matched nowhere in ordinary text."""
+def build(control: list[str], file: Path) -> tokenizers.Tokenizer:
+    """The library's tokenizer, where every control token, also of the list `control`, is known as such and matched
+    nowhere in ordinary text."""
     try:
         library = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing more precise
         raise ValueError(f"{file} cannot be read by the tokenizers library: {error}.") from error
     known = {token.content for token in library.get_added_tokens_decoder().values() if token.special}
-    control = [token for token in (*named.values(), *listed_tokens(config)) if token not in known]
-    vocabulary = [AddedToken(t, special=True, normalized=False) for t in control if library.token_to_id(t) is not None]
+    control = [token for token in control if token not in known and library.token_to_id(token) is not None]
+    vocabulary = [AddedToken(token, special=True, normalized=False) for token in control]
     if vocabulary:
         library.add_special_tokens(vocabulary)
     library.encode_special_tokens = True  # "encode" here means: as the ordinary text it looks like

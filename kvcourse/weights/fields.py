@@ -35,6 +35,14 @@ class Fields:
             raise self.refused(name, f"which must be a whole number of at least {least}.")
         return value
 
+    def layers(self, name: str, n_tensors: float) -> int:
+        """A number of layers. In a damaged file it may be one that would take for ever to lay out, so it is refused
+        when there are fewer tensors than layers."""
+        value = self.whole(name)
+        if value > n_tensors:
+            raise self.refused(name, f"but there are only {n_tensors} tensors in all.")
+        return value
+
     def number(self, name: str, default=NEEDED) -> float | None:
         value = self.get(name, default)
         if value is None:

@@ -7,6 +7,7 @@ Llama model: reordering rows of q and k.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
+import os
 from pathlib import Path
 
 import gguf
@@ -17,34 +18,44 @@ from tqdm.auto import tqdm
 from kvcourse.config import ModelConfig
 from kvcourse.weights.fields import Fields
 from kvcourse.weights.gguf_config import read_config
-from kvcourse.weights.tensors import check_tensors, model_shapes
+from kvcourse.weights.tensors import check_tensors, converted, model_shapes
 
 
-def read_gguf(path, dtype=torch.float32, device="cpu") -> tuple[ModelConfig, dict[str, torch.Tensor], dict]:
-    """Configuration, state dict (names and shapes of `Transformer`) and metadata of the model in a GGUF file.
+class GGUFModel:
+    """The model in a GGUF file, opened and checked: its `config` and `metadata`, and `read`, which gives the weights.
 
-    A model split over several files is read from the path of the first. Tensors are converted one by one, so memory
-    holds one copy in `dtype` and one tensor in float32. Raises `ValueError` when a file is damaged, holds another kind
-    of model, or has a tensor too few, too many or of another shape; `FileNotFoundError` when there is none.
+    A model split over several files is opened by the path of the first. Raises `ValueError` when a file is damaged,
+    holds another kind of model, or has a tensor too few, too many or of another shape; `FileNotFoundError` when there
+    is none.
     """
-    path = Path(path)
-    metadata, tensors = open_gguf(path)
-    rope_freqs, tied = tensors.pop("rope_freqs.weight", None), has_tied_head(tensors)
-    if rope_freqs is not None:
-        rope_freqs = dequantize(rope_freqs, path).ravel().tolist()
-    if tied:
-        tensors.pop("output.weight", None)  # a copy of the embedding
-    config = read_config(metadata, tensors, str(path), tied, rope_freqs)
-    shapes = model_shapes(config)
-    found = {name: tuple(reversed(tensor.shape.tolist())) for name, tensor in tensors.items()}  # outermost first
-    check_tensors(found, {gguf_name(name): shape for name, shape in shapes.items()}, str(path), "its metadata")
-    state = {}
-    for name in tqdm(shapes, desc=path.name, unit="tensor", delay=5, leave=False):
-        weight = dequantize(tensors[gguf_name(name)], path)
-        if metadata["general.architecture"] == "llama":
-            weight = restore_order(name, weight, config)
-        state[name] = torch.from_numpy(weight).to(device, dtype)
-    return config, state, metadata
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = path = Path(path)
+        self.metadata, tensors = open_gguf(path)
+        rope_freqs, tied = tensors.pop("rope_freqs.weight", None), has_tied_head(tensors)
+        if rope_freqs is not None:
+            rope_freqs = dequantize(rope_freqs, path).ravel().tolist()
+        if tied:
+            tensors.pop("output.weight", None)  # a copy of the embedding
+        self.config = read_config(self.metadata, tensors, str(path), tied, rope_freqs)
+        shapes = model_shapes(self.config, str(path))
+        found = {name: tuple(reversed(tensor.shape.tolist())) for name, tensor in tensors.items()}  # outermost first
+        check_tensors(found, {gguf_name(name): shape for name, shape in shapes.items()}, str(path), "its metadata")
+        self.tensors = {name: tensors[gguf_name(name)] for name in shapes}
+
+    def read(self, dtype: torch.dtype = torch.float32, device="cpu") -> dict[str, torch.Tensor]:
+        """The state dict, with the names and shapes of `Transformer`.
+
+        Tensors are converted one by one, so memory holds one copy in `dtype` and one tensor in float32. Raises
+        `ValueError` when a tensor has numbers that are not finite, or are too large for `dtype`.
+        """
+        state = {}
+        for name, tensor in tqdm(self.tensors.items(), desc=self.path.name, unit="tensor", delay=5, leave=False):
+            weight = dequantize(tensor, self.path)
+            if self.metadata["general.architecture"] == "llama":
+                weight = restore_order(name, weight, self.config)
+            state[name] = converted(torch.from_numpy(weight), dtype, device, f"{self.path}: tensor {tensor.name}")
+        return state
 
 
 class Reader(gguf.GGUFReader):

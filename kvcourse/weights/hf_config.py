@@ -10,6 +10,8 @@ A default is used only for a field that real files leave out, and then it is tha
 Source of what each field means: `configuration_*.py` and `modeling_*.py` of `transformers` 5.24.
 """
 
+import math
+
 from kvcourse.config import ModelConfig
 from kvcourse.weights.fields import NEEDED, Fields, short
 from kvcourse.weights.hf_rope import read_rope
@@ -58,11 +60,11 @@ NEUTRAL = {
 }
 
 
-def read_config(config: dict, where: str) -> ModelConfig:
+def read_config(config: dict, where: str, n_tensors: float = math.inf) -> ModelConfig:
     """`ModelConfig` of a Llama, Mistral, Qwen2 or Qwen3 checkpoint, from its config.json as a dictionary.
 
-    `where` is what error messages call it. Raises `ValueError` naming the field (and its value) that is missing, not
-    supported or not understood.
+    `where` is what error messages call it; `n_tensors`: how many tensors the checkpoint has in all. Raises
+    `ValueError` naming the field (and its value) that is missing, not supported or not understood.
     """
     if not isinstance(config, dict):
         raise ValueError(f"{where} must hold a JSON object (fields with values), not {short(config)}.")
@@ -73,7 +75,7 @@ def read_config(config: dict, where: str) -> ModelConfig:
     result = fields.make(
         ModelConfig,
         vocab_size=fields.whole("vocab_size"),
-        n_layers=fields.whole("num_hidden_layers"),
+        n_layers=fields.layers("num_hidden_layers", n_tensors),
         n_heads=fields.whole("num_attention_heads"),
         d_model=fields.whole("hidden_size"),
         d_ff=fields.whole("intermediate_size"),

@@ -6,7 +6,7 @@ nothing in it can run code, unlike the pickle files it replaced. The `safetensor
 Layout: https://huggingface.co/docs/safetensors
 """
 
-import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,40 +17,52 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from kvcourse.config import ModelConfig
+from kvcourse.text_files import read_object, refuse_pointer
 from kvcourse.weights.hf_config import read_config
-from kvcourse.weights.tensors import check_tensors, model_shapes
+from kvcourse.weights.tensors import check_tensors, converted, model_shapes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 
-def read_folder(path, dtype=torch.float32, device="cpu") -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Configuration and state dict (names and shapes of `Transformer`) of the checkpoint in a folder.
+class Folder:
+    """The checkpoint in a Hugging Face folder, opened and checked: its `config`, and `read`, which gives the weights.
 
-    Tensors are read one by one, straight into `dtype` on `device`, so memory holds one copy. Raises `FileNotFoundError`
-    when there is no such folder, `ValueError` when a file is missing or damaged, the configuration is not supported,
-    or a tensor is missing, unknown, of another shape or of a type that is not floating point.
+    Raises `FileNotFoundError` when there is no such folder, `ValueError` when a file is missing or damaged, the
+    configuration is not supported, or a tensor is missing, unknown, of another shape or of a type that is not floating
+    point.
     """
-    folder = Path(path)
-    if not folder.is_dir():
-        if folder.exists():
-            raise ValueError(f"{folder} is a file: give the folder that it is in.")
-        raise FileNotFoundError(f"There is no folder {folder}.")
-    names = file_names(folder)
-    if "config.json" not in names or "adapter_config.json" in names:
-        raise not_a_checkpoint(names, str(folder))
-    config = read_config(read_json(folder / "config.json"), str(folder / "config.json"))
-    stored = find_tensors(folder)
-    check_stored(stored, config, folder)
-    state = {}
-    with tqdm(desc=folder.name, total=len(stored), unit="tensor", delay=5, leave=False) as bar:
-        for file in sorted({tensor.file for tensor in stored.values()}):  # one shard at a time stays open
-            with open_safetensors(file) as opened:
-                for name, tensor in stored.items():
-                    if tensor.file == file:
-                        state[name] = converted(opened.get_tensor(tensor.name), dtype, device, f"{file}: {tensor.name}")
-                        bar.update()
-    return config, state
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = folder = Path(path)
+        if not folder.is_dir():
+            if folder.exists():
+                raise ValueError(f"{folder} is a file: give the folder that it is in.")
+            raise FileNotFoundError(f"There is no folder {folder}.")
+        names = file_names(folder)
+        if "config.json" not in names or "adapter_config.json" in names:
+            raise not_a_checkpoint(names, str(folder))
+        settings = read_object(folder / "config.json")
+        self.tensors = find_tensors(folder)
+        self.config = read_config(settings, str(folder / "config.json"), len(self.tensors))
+        check_stored(self.tensors, self.config, folder)
+
+    def read(self, dtype: torch.dtype = torch.float32, device="cpu") -> dict[str, Tensor]:
+        """The state dict, with the names and shapes of `Transformer`.
+
+        Tensors are read one by one, straight into `dtype` on `device`, so memory holds one copy. Raises `ValueError`
+        when a tensor has numbers that are not finite, or are too large for `dtype`.
+        """
+        state = {}
+        with tqdm(desc=self.path.name, total=len(self.tensors), unit="tensor", delay=5, leave=False) as bar:
+            for file in sorted({tensor.file for tensor in self.tensors.values()}):  # one shard at a time stays open
+                with open_safetensors(file) as opened:
+                    for name, tensor in self.tensors.items():
+                        if tensor.file == file:
+                            weight = opened.get_tensor(tensor.name)
+                            state[name] = converted(weight, dtype, device, f"{file}: tensor {tensor.name}", copy=True)
+                            bar.update()
+        return state
 
 
 class Stored(NamedTuple):
@@ -91,14 +103,14 @@ def weight_files(folder: Path) -> dict[Path, set[str] | None]:
         raise not_a_checkpoint(file_names(folder), str(folder))
     files = {folder / name: tensors for name, tensors in read_index(folder / INDEX).items()}
     for file in files:
-        if not file.is_file():
+        if not os.path.isfile(file):  # Path.is_file fails on a name that is too long
             raise ValueError(f"{file} is missing, and {INDEX} says that it is part of the model: fetch it again.")
     return files
 
 
 def read_index(index: Path) -> dict[str, set[str]]:
     """The names of the shards, each with the names of its tensors."""
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index} has no weight_map, which says where each tensor is.")
     shards = {}
@@ -141,18 +153,6 @@ def not_a_checkpoint(names: Iterable[str], where: str) -> ValueError:
     return ValueError(f"{where} has no weights: neither {SINGLE} nor {INDEX} is there.")
 
 
-def read_json(path: Path) -> dict:
-    """The object in a JSON file."""
-    refuse_pointer(path)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON, so it is damaged or was cut short: fetch it again. ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, but holds a {type(content).__name__}.")
-    return content
-
-
 def open_safetensors(path: Path):
     """The file, opened to read (a context manager)."""
     refuse_pointer(path)
@@ -162,23 +162,13 @@ def open_safetensors(path: Path):
         raise ValueError(f"{path} is damaged or was cut short: fetch or copy it again. ({error})") from error
 
 
-def refuse_pointer(path: Path) -> None:
-    """git keeps large files elsewhere and leaves a few lines of text in their place (git-lfs)."""
-    with open(path, "rb") as file:
-        if file.read(40).startswith(b"version https://git-lfs"):
-            raise ValueError(
-                f"{path} is only a pointer to the real file (git-lfs): run `git lfs pull` in that folder, or download "
-                "the file itself."
-            )
-
-
 def check_stored(stored: dict[str, Stored], config: ModelConfig, folder: Path) -> None:
     """Raise `ValueError` unless the tensors are exactly the model's, in shape too, and floating point. The head of a
     tied model, stored a second time, is taken out of `stored`."""
     head = stored.pop(HEAD, None) if config.tie_embeddings else None
     if not config.tie_embeddings and HEAD not in stored and EMBEDDING in stored:
         raise ValueError(f"{folder} lacks {HEAD}, or else config.json should say tie_word_embeddings = true.")
-    shapes = model_shapes(config).items()
+    shapes = model_shapes(config, str(folder / "config.json")).items()
     names = {name: tensor.name for name, tensor in stored.items()}
     wanted = {names.get(name, name if name == HEAD else f"model.{name}"): shape for name, shape in shapes}
     check_tensors({tensor.name: tensor.shape for tensor in stored.values()}, wanted, str(folder), "config.json")
@@ -200,11 +190,3 @@ def check_stored(stored: dict[str, Stored], config: ModelConfig, folder: Path) -
 def read_one(tensor: Stored) -> Tensor:
     with open_safetensors(tensor.file) as opened:
         return opened.get_tensor(tensor.name)
-
-
-def converted(tensor: Tensor, dtype: torch.dtype, device, where: str) -> Tensor:
-    """The tensor in memory of its own: one that was read may still be the file itself."""
-    result = torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
-    if dtype == torch.float16 and tensor.dtype != dtype and bool(result.isinf().any()) and tensor.isfinite().all():
-        raise ValueError(f"{where} has numbers too large for float16: load the model in bfloat16 or float32.")
-    return result

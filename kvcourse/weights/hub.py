@@ -31,6 +31,7 @@ def hub_folder(repo_id: str, revision: str | None = None) -> Path:
         here = cached(repo_id, revision)
         if here is None:
             raise cannot(repo_id, "KVCOURSE_OFFLINE is set; unset it and try again")
+        say_copy("KVCOURSE_OFFLINE is set", repo_id, here)
         return here
     try:
         return download(repo_id, revision)
@@ -38,8 +39,14 @@ def hub_folder(repo_id: str, revision: str | None = None) -> Path:
         here = cached(repo_id, revision)
         if here is None:
             raise
-        print(f"The hub could not be reached: using the copy of {repo_id} that is on this computer.")
+        say_copy("The hub could not be reached", repo_id, here)
         return here
+
+
+def say_copy(why: str, repo_id: str, folder: Path) -> None:
+    """Another program may have downloaded the weights alone; that nobody would notice before text is asked for."""
+    lacks = "" if (folder / "tokenizer.json").is_file() else "; it has no tokenizer.json"
+    print(f"{why}: using the copy of {repo_id} that is on this computer{lacks}.")
 
 
 def check_id(repo_id: str) -> None:

@@ -24,7 +24,8 @@ import torch
 
 from kvcourse.metrics import Stopwatch
 
-lm = kv.load_model("smollm2-135m")
+checkpoint = "smollm2-135m"  # or your own, with a chat template and a context of 8,192 tokens or more
+lm = kv.load_model(checkpoint)
 model, config = lm.model, lm.config
 bits = 8 * model.dtype.itemsize
 on_gpu = model.device.type == "cuda"
@@ -104,9 +105,12 @@ print(f"memory:     {ceilings.bytes_per_second / 1e9:10,.1f} billion bytes a sec
 # bytes it has to read and write. Take a prompt of 512 tokens and a single token after it:
 
 # %%
-for name, new, context in (("prefill of 512 tokens", 512, 0), ("one decode step", 1, 512)):
+for phase, new, context in (("prefill of 512 tokens", 512, 0), ("one decode step", 1, 512)):
     operations, moved = kv.flops(config, new, context), kv.bytes_moved(config, new, context, bits=16)
-    print(f"{name:<22} {operations.total / 1e9:8.2f} billion operations, {moved.total / 1e6:6.1f} MB in 16 bits")
+    print(
+        f"{phase:<22} {operations.total / 1e9:6.2f} billion operations; in 16 bits {moved.weights / 1e6:.0f} MB of "
+        f"weights, {moved.cache_read / 1e6:4.1f} MB of cache read, {moved.cache_written / 1e6:4.1f} MB written"
+    )
 
 # %% [markdown]
 # ### Exercise: least_time
@@ -172,7 +176,7 @@ for n, seconds in zip(prompts, ttft, strict=True):
     print(f"{n:>6,} tokens of prompt: {1e3 * seconds:8.1f} ms, {1e3 * seconds / n:7.2f} ms for each")
 counted = kv.flops(config, long).total / kv.flops(config, short).total
 growth = kv.results.measure(
-    "03.ttft_growth", pass_time(long) / pass_time(short), unit="times", bound=counted, note="bound: operations"
+    "03.ttft_growth", pass_time(long) / pass_time(short), unit="times", bound=counted, note="bound: by count"
 )
 
 # %% [markdown]
@@ -213,7 +217,7 @@ figure = kv.plots.phases(
 )
 alt = (
     f"Left: TTFT grows from {1e3 * ttft[0]:,.0f} to {1e3 * ttft[-1]:,.0f} ms and comes near its bound only for long "
-    f"prompts. Right: the gap grows from {1e3 * gaps[0]:,.0f} to {1e3 * gaps[-1]:,.0f} ms."
+    f"prompts. Right: the gap goes from {1e3 * gaps[0]:,.0f} to {1e3 * gaps[-1]:,.0f} ms."
 )
 kv.plots.show(figure, alt=alt)
 
@@ -224,11 +228,11 @@ kv.plots.show(figure, alt=alt)
 
 # %% tags=["nbval-ignore-output"]
 per_token, per_pair = prefill_fit[1:]
-one = kv.flops(config, 1)
+one, step = kv.flops(config, 1), kv.bytes_moved(config, 1)
 found = {
     "prefill: pairs cost as much as tokens, by operations": where_equal(one.linear, one.attention),
     "prefill: pairs cost as much as tokens, by time": where_equal(per_token, per_pair),
-    "decode: context costs as much as the constant, by bytes": kv.weight_bytes(config) / kv.cache_bytes(config, 1),
+    "decode: context costs as much as the constant, by bytes": step.weights / kv.cache_bytes(config, 1),
     "decode: context costs as much as the constant, by time": where_equal(*gap_fit),
 }
 for name, tokens in found.items():
@@ -236,8 +240,8 @@ for name, tokens in found.items():
 print(f"the model's context is {config.max_seq_len:,} tokens")
 
 # %% [markdown]
-# Operations are counted here for the whole square of pairs. A kernel that skips the masked half of it spends less time
-# on pairs, and then they take over later.
+# Operations are counted here for the whole square of pairs, each token with each. A routine for attention that skips
+# the masked half of it spends less time on pairs, and then they take over later.
 #
 # "Both grow linearly with length": we call growth linear where twice the length takes twice the time, within 15%.
 
@@ -330,7 +334,7 @@ for name, shape in shapes.items():
     best, seconds = roof(*shape), pass_time(*shape)
     measured[name] = best.intensity, kv.flops(config, *shape).total / seconds
     reached = best.seconds / seconds
-    print(f"{name:<18} {best.intensity:8.1f} operations per byte, {reached:5.0%} of the roof ({best.limit})")
+    print(f"{name:<19} {best.intensity:8.1f} operations per byte, {reached:5.0%} of the roof ({best.limit})")
 
 # %% tags=["nbval-ignore-output"]
 sides = {"memory": [], "compute": []}
@@ -352,7 +356,7 @@ def draw(new_tokens, context, batch, bits):
     """The roofline with the pass chosen, and a sentence about it."""
     moved = kv.bytes_moved(config, new_tokens, context, batch, bits)
     best = kv.roofline(kv.flops(config, new_tokens, context, batch), moved, ceilings)
-    label = f"{best.intensity:,.1f} operations per byte, {best.limit}-bound: at least {1e3 * best.seconds:,.3g} ms"
+    label = f"{best.intensity:,.1f} operations per byte, {best.limit}-bound: at least {best.seconds:.4f} s"
     figure = kv.plots.roofline_chart(ceilings, measured, {label: (best.intensity, best.flops_per_second)})
     return figure, f"The pass chosen has {label}."
 
@@ -364,8 +368,8 @@ kv.plots.show(figure, alt=f"One new token for each of 8 texts that hold 1,000. {
 kv.widgets.explore(
     draw,
     new_tokens=[2**i for i in range(10)],
-    context=(0, 7500, 250, 0),
-    batch=[2**i for i in range(8)],
+    context=(0, 7500, 250, 1000),
+    batch=(1, 128, 1, 8),
     bits=[bits, *(n for n in (32, 16, 8, 4) if n != bits)],
 )
 
@@ -413,7 +417,7 @@ def crossover_context(config, batch_size):
 kv.check.crossover_context(crossover_context)
 
 # %%
-meets = {b: kv.weight_bytes(config) / kv.cache_bytes(config, 1, b) for b in (1, 4, 16)}
+meets = {b: kv.bytes_moved(config, 1, 0, b).weights / kv.cache_bytes(config, 1, b) for b in (1, 4, 16)}
 for batch_size, tokens in meets.items():
     place = "past" if tokens > config.max_seq_len else "within"
     print(f"batch of {batch_size:>2}: {tokens:8,.0f} tokens, {place} this model's context of {config.max_seq_len:,}")
@@ -439,16 +443,17 @@ for batch_size, lengths in held.items():
     times = [pass_time(1, n, batch_size) for n in lengths]
     constant, slope = fit(lengths, times, 1)
     steps[batch_size] = (lengths, times, constant, slope)
-    crossing[batch_size] = where_equal(constant, slope)
-    value = crossing[batch_size]
+    off = max(abs(constant + slope * n - seconds) / seconds for n, seconds in zip(lengths, times, strict=True))
+    print(f"batch of {batch_size}: the line is at most {off:.0%} off the times")
+    crossing[batch_size] = value = where_equal(constant, slope)
     note = "bound: bytes" if value is None or value <= lengths[-1] else "bound: bytes; extrapolated"
-    value = value or f"not seen up to {lengths[-1]}"
+    value = float(f"{value:.2g}") if value else f"not seen up to {lengths[-1]}"  # no more digits than the times have
     kv.results.measure(f"03.crossover_{batch_size}", value, unit="tokens", bound=meets[batch_size], note=note)
 
 # %% tags=["nbval-ignore-output"]
 across = np.linspace(0, 1.2 * meets[1], 60)
 shares = {b: across / tokens for b, tokens in meets.items()}
-said = [f"at {n:,.0f} tokens for {b} texts" if n else f"nowhere for {b} texts" for b, n in crossing.items()]
+said = [f"at about {n:,.0f} tokens for {b} texts" if n else f"nowhere for {b} texts" for b, n in crossing.items()]
 kv.plots.show(
     kv.plots.weights_or_cache(across, shares, config.max_seq_len, steps),
     alt=f"Left: by bytes the cache overtakes the weights at {meets[4]:,.0f} tokens for 4 texts and {meets[16]:,.0f} "
@@ -461,7 +466,7 @@ kv.plots.show(
 
 # %% tags=["nbval-ignore-output"]
 for batch_size, (constant, slope) in ({1: gap_fit} | {b: step[2:] for b, step in steps.items()}).items():
-    moved = {"weights": (kv.weight_bytes(config, bits), constant)}
+    moved = {"weights": (kv.bytes_moved(config, 1, 0, batch_size, bits).weights, constant)}
     moved["cache"] = kv.cache_bytes(config, 1, batch_size, bits), slope
     said = [f"{what} at {n / t / 1e9:7.1f} GB/s" if t > 0 else f"{what}: not seen" for what, (n, t) in moved.items()]
     print(f"batch of {batch_size:>2}: {', '.join(said)}")
@@ -504,7 +509,11 @@ answers = np.arange(2, config.max_seq_len)
 longer = answers[decode_seconds(512, answers) >= prefill_seconds(512)]
 least_ratio = roof(512).seconds / roof(1, 512).seconds
 break_even = kv.results.measure(
-    "03.break_even", longer[0] if len(longer) else "never", unit="tokens", bound=1 + least_ratio, note="bound: roofline"
+    "03.break_even",
+    longer[0] if len(longer) else "never",
+    unit="tokens",
+    bound=1 + least_ratio,
+    note="bound: by roofline",
 )
 
 # %% [markdown]
@@ -532,8 +541,8 @@ alt = (
 kv.plots.show(figure, alt=alt)
 
 # %% [markdown]
-# Reading is so much cheaper than writing that a long conversation is mostly decode, and a question about a long
-# document mostly prefill.
+# Reading a token is so much cheaper than writing one that, at equal lengths, decode takes nearly all the time. Prefill
+# counts where a long text meets a short answer.
 #
 # ## A prompt in pieces
 #
@@ -544,7 +553,7 @@ kv.plots.show(figure, alt=alt)
 # allow for rounding, in float32.
 
 # %%
-exact = model if model.dtype == torch.float32 else kv.load_model(lm.name, dtype=torch.float32).model
+exact = model if model.dtype == torch.float32 else kv.load_model(checkpoint, dtype=torch.float32).model
 tolerance = 1e-4 if exact.device.type == "cpu" else 1e-2
 
 
@@ -619,9 +628,10 @@ alt = (
 kv.plots.show(kv.plots.chunk_costs(chunks, totals, longest, least, pass_time(1, 256)), alt=alt)
 
 # %% [markdown]
-# Each piece reads all weights again, and the keys and values of the pieces before it. As long as a piece is large
-# enough to be limited by arithmetic, that hardly shows. So there is a size that is good for both sides, and you can
-# read it off the roofline: just past the point where the machine becomes compute-bound.
+# Each piece reads all weights again, and the keys and values of the pieces before it. As long as a piece has enough
+# rows to be compute-bound by the clock (the number measured above, not the ridge), that hardly shows. So there is a
+# size that is good for both sides: read it off the clock. (The dashed line does not fall with larger pieces: for one
+# pass we count the whole square of its tokens, masked half included, and pieces leave a part of that half out.)
 #
 # ## Many texts in a batch
 #
@@ -639,7 +649,7 @@ batches = [1, 2, 4, 8, 16, 32, 64, 128] if on_gpu else [1, 2, 4, 8, 16, 32]
 batch_times = [pass_time(1, 128, b) for b in batches]
 batch_least = [roof(1, 128, b).seconds for b in batches]
 for b, seconds in zip(batches, batch_times, strict=True):
-    print(f"{b:>3} texts: {1e3 * seconds:6.1f} ms a step, {b / seconds:9,.0f} tokens a second")
+    print(f"batch of {b:>3}: {1e3 * seconds:6.1f} ms a step, {b / seconds:9,.0f} tokens a second")
 flat = [b for b, seconds in zip(batches, batch_times, strict=True) if seconds <= 1.5 * batch_times[0]]
 print(f"a step takes at most 1.5 times as long up to a batch of {flat[-1]}")
 longer, at_least = pass_time(1, 128, 16) / pass_time(1, 128), roof(1, 128, 16).seconds / roof(1, 128).seconds
@@ -751,7 +761,8 @@ def speculate(model, prompt, new_tokens, guess_at_most=7):
 
 
 # %% [markdown]
-# Two requests: one whose answer stands in the prompt already, one whose answer does not. In both cases the tokens must
+# Two requests: one whose answer stands in the prompt already, if the model copies faithfully, and one whose answer does
+# not. In both cases the tokens must
 # be exactly those of `kv.generate`.
 
 # %%
@@ -778,9 +789,10 @@ alt = "; ".join(f"{name}: {value:.2f} tokens for each pass" for name, value in p
 kv.plots.show(kv.plots.guesses_kept(rounds), alt=f"Columns are passes, with guesses that stood and fell. {alt}.")
 
 # %% [markdown]
-# Where nothing can be copied, guesses are few, most of them fall, and a pass with wrong guesses costs a little more
-# than a step. Speculation does not change the text, it changes the time, in either direction. (In half precision a near
-# tie can still fall the other way, as with any change of shape: notebook 02.)
+# Where nothing can be copied, guesses are few, most or all of them fall, and a pass with wrong guesses costs what the
+# table of passes above says. (The first token comes from the prefill, so it is in no pass here.) Speculation does not
+# change the text, it changes the time, in either direction. (In half precision a near tie can still fall the other
+# way, as with any change of shape: notebook 02.)
 #
 # It also spends what batching spends: idle arithmetic. A machine that is busy with many texts has little left for
 # guesses.
@@ -837,7 +849,7 @@ for b, seconds in zip(batches, batch_times, strict=True):
     price_ratio[b] = output_price / input_price
     print(f"output, {b:>3} texts: {b / seconds:7,.0f} tokens a second, ${output_price:.3f}: {price_ratio[b]:.1f} times")
 by_roof = 512 * roof(1, 128).seconds / roof(512).seconds
-kv.results.measure("03.price_ratio_alone", price_ratio[1], unit="times", bound=by_roof, note="bound: roofline")
+kv.results.measure("03.price_ratio_alone", price_ratio[1], unit="times", bound=by_roof, note="bound: by roofline")
 kv.results.measure("03.price_ratio_batched", price_ratio[batches[-1]], unit="times", note=f"batch of {batches[-1]}")
 
 # %% [markdown]
@@ -886,6 +898,8 @@ kv.plots.show(
 
 # %% tags=["nbval-ignore-output"]
 kv.results.summary("03")
+before = timed.pop((1, 256, 1, True), None) or pass_time(1, 256)
+print(f"one step at a context of 256: {1e3 * before:.1f} ms when first timed, {1e3 * pass_time(1, 256):.1f} ms now")
 
 # %% [markdown]
 # Five statements can be judged now; the code works the verdicts out from the numbers above.
@@ -975,7 +989,8 @@ kv.results.verdict(
 # **What to remember**
 #
 # 1. Prefill and decode are one kind of pass. The rows in it decide: weights are read once, however many rows they meet.
-# 2. Few rows wait for memory, many for arithmetic. The ridge of the machine says how many are many.
+# 2. Few rows wait for memory, many for arithmetic. The ridge says how many are many at best; the clock says how many
+#    it takes here, where starting small operations and small matrices cost time as well.
 # 3. TTFT grows with the prompt, later with its square. A gap is a large constant and a small slope.
 # 4. Idle arithmetic can be filled: with other people's texts, or with guesses. A long prompt can be cut to let others
 #    in.
