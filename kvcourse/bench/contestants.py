@@ -15,6 +15,7 @@ class Contestant:
     """One row of the table, alone in its process: the model `name`, loaded, and one way of writing text with it."""
 
     title: str
+    means = ""  # how it writes, for whoever reads the table
     program = "kvcourse"  # what runs, with its version
 
     def __init__(self, name: str):
@@ -41,6 +42,7 @@ class Contestant:
 
 class Naive(Contestant):
     title = "naive"
+    means = "recomputes the whole text for each token"
 
     def generate(self, prompt: list[int], new_tokens: int) -> Generation:
         return generate_naive(self.model, prompt, new_tokens)
@@ -52,6 +54,7 @@ class Naive(Contestant):
 
 class Dense(Contestant):
     title = "dense"
+    means = "keeps keys and values in a KV cache that is allocated once"
 
     def generate(self, prompt: list[int], new_tokens: int) -> Generation:
         return generate(self.model, prompt, new_tokens)
@@ -61,6 +64,7 @@ class Transformers(Contestant):
     """Hugging Face's `generate` with its own cache (`DynamicCache`), over the same weights."""
 
     title = "transformers"
+    means = "Hugging Face's generate with its own KV cache, over the same weights"
 
     def __init__(self, name: str):
         check_installed()

@@ -67,7 +67,7 @@ def summarize(row: Row, contexts: list[int], ceilings: Ceilings) -> dict:
     return {
         "title": row.title,
         "error": row.error,
-        **{key: row.about.get(key) for key in ("program", "peak_without_loading")},
+        **{key: row.about.get(key) for key in ("program", "means", "peak_without_loading")},
         "ttft": spread([sample.arrivals[0] for sample in by_context.get(TTFT_CONTEXT, [])]),
         "decode": [decode_speed(context, samples, ceilings) for context, samples in by_context.items()],
         "peak_bytes": max((sample.peak_bytes for sample in row.samples), default=None),
@@ -147,6 +147,7 @@ def notes(report: dict) -> list[str]:
     measured = f"{report['ceilings']['bytes_per_second'] / 1e9:,.1f} GB/s"
     done = [row for row in report["rows"] if row["error"] is None]
     lines = [
+        "; ".join(f"{row['title']}: {row['means']}" for row in done) + ".",
         f"TTFT: time to the first new token after a prompt of {TTFT_CONTEXT} tokens.",
         "decode: one over the median gap between new tokens, right after a prompt of so many tokens; 0 stands for a "
         "prompt of one token.",

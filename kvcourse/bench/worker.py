@@ -42,6 +42,7 @@ def describe(contestant: "Contestant") -> dict:
     gc.collect()
     return {
         "program": contestant.program,
+        "means": contestant.means,
         "vocab_size": model.config.vocab_size,
         "max_seq_len": model.config.max_seq_len,
         "device": str(model.device),
