@@ -240,8 +240,8 @@ def pretend(monkeypatch):
             def answer(self):
                 if self.tokens is None:
                     raise WorkerError("it is not installed")
-                about = {"program": self.title, "means": "", "vocab_size": 9, "max_seq_len": max_seq_len, "device": "cpu"}
-                return about | {"dtype": "float32", "peak_without_loading": True}
+                about = {"program": self.title, "means": "", "vocab_size": 9, "max_seq_len": max_seq_len}
+                return about | {"device": "cpu", "dtype": "float32", "peak_without_loading": True}
 
             def ask(self, prompt, most_gaps=None):
                 asked.append((self.title, len(prompt), most_gaps))
@@ -349,7 +349,8 @@ def finished(*rows, contexts=(0, 512), rounds=3, differences=()):
     """A race that has been run, by hand."""
     made = Race([], "a model", rounds, 16)
     made.rows, made.contexts, made.differences = list(rows), list(contexts), list(differences)
-    about = {"program": "kvcourse", "means": "writes", "device": "cpu", "dtype": "float32", "peak_without_loading": True}
+    about = {"program": "kvcourse", "means": "writes", "device": "cpu", "dtype": "float32"}
+    about["peak_without_loading"] = True
     for row in made.rows:
         row.about = {} if row.error == "never began" else about
     return made

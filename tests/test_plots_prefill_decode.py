@@ -102,13 +102,13 @@ def test_weights_or_cache_marks_where_the_two_are_equal():
     assert {"11,677", "2,919", "730"} <= {*texts(left)}
     assert [text.get_text() for text in left.get_legend().get_texts()] == ["1 text", "4 texts", "16 texts"]
     assert labelled(right, "16 texts").get_ydata().tolist() == [60, 130]
-    assert texts(right) == ["twice the constant\nat 600 tokens"]  # for 4 texts it lies far past the picture: 5,000
+    assert texts(right) == ["600 tokens"]  # for 4 texts it lies far past the picture: 5,000
 
 
 def test_weights_or_cache_says_where_a_crossing_is_extrapolated():
     measured = {4: ([16, 2000], [0.05, 0.07], 0.03, 1e-5)}
     _, right = drawn(kv.plots.weights_or_cache([0, 100], {1: [0, 0.5]}, 8192, measured)).axes
-    assert texts(right) == ["twice the constant\nat 3,000 tokens (extrapolated)"]
+    assert texts(right) == ["3,000 tokens\n(extrapolated)"]
 
 
 @pytest.mark.parametrize("slope", [0.0, -1e-5])

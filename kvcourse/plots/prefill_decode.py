@@ -74,22 +74,15 @@ def weights_or_cache(contexts, shares: dict, context_end: int, measured: dict):
         right.plot(line, 1e3 * (constant + slope * line), dash, color=color, linewidth=1.6)
         right.plot(line, 1e3 * np.array([constant, constant]), ":", color=color, linewidth=1.4)
         if seen:
-            beyond = " (extrapolated)" if meet > held[-1] else ""
             right.plot(meet, 2e3 * constant, "D", color="black")
-            at_right = meet > 0.5 * longest  # its words go to the side with room
-            right.annotate(
-                f"twice the constant\nat {meet:,.0f} tokens{beyond}",
-                (meet, 2e3 * constant),
-                (-10, 8) if at_right else (12, -6),
-                textcoords="offset points",
-                ha="right" if at_right else "left",
-                va="bottom" if at_right else "top",
-                color=color,
-            )
+            beyond = "\n(extrapolated)" if meet > held[-1] else ""
+            room = {"ha": "right", "xytext": (-8, 6)} if meet > 0.5 * longest else {"ha": "left", "xytext": (10, 4)}
+            words = f"{meet:,.0f} tokens{beyond}"
+            right.annotate(words, (meet, 2e3 * constant), textcoords="offset points", color=color, **room)
     right.set(xlabel="tokens held by each text", ylabel="time of a step, ms")
     right.set_xlim(left=0)
     right.set_ylim(0, 1.15 * right.get_ylim()[1])
-    right.set_title("Measured: time of a step")
+    right.set_title("Measured: time of a step\n(diamond: twice the constant)")
     right.legend(loc="lower right")
     for ax in (left, right):
         ax.xaxis.set_major_formatter(plain_number)

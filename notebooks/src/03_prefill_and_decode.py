@@ -698,6 +698,11 @@ kv.plots.show(
 )
 
 # %% [markdown]
+# Where one row stands a step apart from two, that is a routine of its own: for a single row a matrix product becomes
+# matrix times vector, for which libraries have other code. From two rows on, rows come almost free until arithmetic
+# counts.
+
+# %% [markdown]
 # ### Exercise: accept
 #
 # ●●○ · 6 minutes
