@@ -1,34 +1,19 @@
 """The exercises of notebook 02: worked answers and other right ways pass, the usual mistakes are named."""
 
-import textwrap
-
-import numpy as np
 import pytest
 import torch
+from exercises import assert_mistake_is_named, assert_worked_answer_is_right_and_stub_not_attempted, learner
 
 import kvcourse as kv
-from kvcourse.notebooks.exercises import solution, stub
+from kvcourse.notebooks.exercises import solution
 
 NOTEBOOK = "02_kv_cache"
 EXERCISES = ["append", "bytes_copied", "cached_generate", "next_positions", "chunk_mask"]
 
 
-def learner(code: str):
-    """The function defined by `code`, in a namespace of its own, as in a learner's notebook."""
-    namespace = {"torch": torch, "np": np, "kv": kv}
-    exec(textwrap.dedent(code), namespace)
-    return [value for value in namespace.values() if hasattr(value, "__code__")][-1]
-
-
 @pytest.mark.parametrize("name", EXERCISES)
-def test_the_worked_answer_is_right(name):
-    verdict = getattr(kv.check, name)(solution(NOTEBOOK, name))
-    assert (verdict.status, verdict.message) == ("right", "")
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_the_stub_is_not_attempted(name):
-    assert getattr(kv.check, name)(stub(NOTEBOOK, name)).status == "not attempted"
+def test_the_worked_answer_is_right_and_the_stub_not_attempted(name):
+    assert_worked_answer_is_right_and_stub_not_attempted(NOTEBOOK, name)
 
 
 RIGHT = {
@@ -256,12 +241,7 @@ WRONG = [
 
 @pytest.mark.parametrize("name, code, change, phrase", WRONG)
 def test_the_usual_mistakes_are_named(name, code, change, phrase):
-    if change:
-        assert code.count(change[0]) == 1
-        code = code.replace(*change)
-    verdict = getattr(kv.check, name)(learner(code))
-    assert verdict.status == "wrong"
-    assert any(part in verdict.message for part in phrase.split("|")), verdict.message
+    assert_mistake_is_named(name, code, change, phrase)
 
 
 def test_the_changed_answers_are_right_before_the_change():

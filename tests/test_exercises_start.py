@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from exercises import assert_worked_answer_is_right_and_stub_not_attempted
 
 import kvcourse as kv
-from kvcourse.notebooks import solution, stub
 
 NOTEBOOK = "00_start_here"
 NAMES = ["latencies", "word_times", "first_wait", "hold_back"]
@@ -19,13 +19,8 @@ def verdict(name, function):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_notebooks_solution_is_right(name):
-    assert verdict(name, solution(NOTEBOOK, name)).status == "right"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_stub_is_not_attempted(name):
-    assert verdict(name, stub(NOTEBOOK, name)).status == "not attempted"
+def test_the_solution_is_right_and_the_stub_not_attempted(name):
+    assert_worked_answer_is_right_and_stub_not_attempted(NOTEBOOK, name)
 
 
 # latencies ------------------------------------------------------------------------------------------------------
