@@ -697,9 +697,9 @@ kv.plots.show(
 )
 
 # %% [markdown]
-# Where one row stands a step apart from two, that is a routine of its own: for a single row a matrix product becomes
-# matrix times vector, for which libraries have other code. From two rows on, rows come almost free until arithmetic
-# counts.
+# Where one row stands a step apart from two, a likely reason (not measured here) is a routine of its own: with a single
+# row a matrix product is matrix times vector, for which libraries have other code. From two rows on, rows come almost
+# free until arithmetic counts.
 
 # %% [markdown]
 # ### Exercise: accept
