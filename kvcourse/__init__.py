@@ -35,6 +35,10 @@ _HOMES = {
     "LM": "lm",
     "load_model": "lm",
     "fetch": "weights.fetch",
+    "COURSE_MODELS": "weights.fetch",
+    "announce_stand_in": "weights.notice",
+    "perplexity": "quality",
+    "recall": "quality",
 }
 _MODULES = ("check", "layers", "plots", "results", "widgets")
 

@@ -3,6 +3,7 @@
 `ModelConfig` describes one decoder of the Llama family. It knows nothing about weights, devices or text.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvcourse.require import require_flag, require_number, require_whole
@@ -95,6 +96,20 @@ class ModelConfig:
     def group_size(self) -> int:
         """How many query heads share one key/value head."""
         return self.n_heads // self.n_kv_heads
+
+    def fitting(self, lengths: Iterable[int], room: int = 0) -> list[int]:
+        """The lengths as they are, if texts of these lengths and `room` more tokens fit the context. Else all are
+        shortened in proportion, so that the longest just fits; those that become equal are kept once.
+
+        Raises `ValueError` when `room` leaves nothing of the context.
+        """
+        lengths = [require_whole("each length", length) for length in lengths]
+        limit, longest = self.max_seq_len - room, max(lengths, default=0)
+        if limit < 1:
+            raise ValueError(f"room={room} leaves nothing of the context of {self.max_seq_len} tokens.")
+        if longest <= limit:
+            return lengths
+        return sorted({max(1, length * limit // longest) for length in lengths})
 
 
 def require_config(config) -> ModelConfig:

@@ -1,6 +1,5 @@
 """A model together with its tokenizer: text in, text out."""
 
-import difflib
 import os
 import re
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ from kvcourse.metrics import Generation
 from kvcourse.model import Transformer
 from kvcourse.texts import Texts
 from kvcourse.tokenizer import StreamDecoder, Tokenizer
-from kvcourse.weights.fetch import SOURCES, model_file
+from kvcourse.weights.fetch import COURSE_MODELS, meant, model_file
 from kvcourse.weights.fields import short
-from kvcourse.weights.gguf_file import GGUFModel
 from kvcourse.weights.hf_folder import Folder
 from kvcourse.weights.hub import hub_folder
 
@@ -124,9 +122,14 @@ class TextStream:
 def load_model(name: str | os.PathLike, dtype: torch.dtype | str | None = None, device=None) -> LM:
     """Load a model and run it once, so that the first timing is not a first run. `name` is one of
 
-    - a course model: `"smollm2-135m"`, fetched if need be;
+    - a course model: `"tiny-mha"`, `"tiny-gqa"`, `"tiny-mqa"` or `"tiny-window"`, which travel with the course, or the
+      chat model `"smollm2-135m"`, fetched if need be;
     - a folder with a Hugging Face checkpoint (`config.json` and safetensors), or a `.gguf` file;
     - the id of such a checkpoint on the Hugging Face hub, `"owner/name"`, downloaded if need be.
+
+    With `KVCOURSE_OFFLINE=1` nothing is downloaded: a course model that is on this computer is used, and where it is
+    not, `"tiny-gqa"` is loaded in its place; a printed line says so, and the `name` of what is returned is then
+    `"tiny-gqa"`. Any other name means that model or an error.
 
     Models of the Llama, Mistral, Qwen2 and Qwen3 families can be run. dtype and device default to those the course uses
     on this machine. Raises `ValueError` for an unknown name, a damaged file or a model that this package would compute
@@ -141,6 +144,8 @@ def load_model(name: str | os.PathLike, dtype: torch.dtype | str | None = None, 
         checkpoint = Folder(path)
         tokenizer = Tokenizer.from_folder(path)
     else:
+        from kvcourse.weights.gguf_file import GGUFModel  # imports a library that takes a while
+
         checkpoint = GGUFModel(path)
         tokenizer = Tokenizer.from_gguf(checkpoint.metadata)
     config = checkpoint.config
@@ -171,7 +176,7 @@ def find_model(name: str | os.PathLike) -> Path:
     text = os.fspath(name) if isinstance(name, str | os.PathLike) else None
     if not isinstance(text, str):
         raise ValueError(f"A model is given by its name or path, a string; got {name!r}.")
-    if text in SOURCES:
+    if text in COURSE_MODELS:
         return model_file(text)
     path = local(text)
     if text and os.path.exists(path):  # Path.exists fails on a name that is too long
@@ -182,11 +187,9 @@ def find_model(name: str | os.PathLike) -> Path:
         return from_hub(text)
     if path.suffix == ".gguf" or len(path.parts) > 1 or not isinstance(name, str):
         raise FileNotFoundError(f"There is no file or folder {path}: give a .gguf file or a Hugging Face folder.")
-    near = difflib.get_close_matches(text.lower(), SOURCES, n=3, cutoff=0.4)
-    meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(
-        f"There is no model {short(text)}.{meant} Give one of {', '.join(SOURCES)}, a folder with a Hugging Face "
-        "checkpoint, a .gguf file, or a hub id such as owner/name."
+        f"There is no model {short(text)}.{meant(text)} Give one of {', '.join(COURSE_MODELS)}, a folder with a "
+        "Hugging Face checkpoint, a .gguf file, or a hub id such as owner/name."
     )
 
 
@@ -208,7 +211,10 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.gguf)")
 
 
 def short_name(name: str | os.PathLike, path: Path) -> str:
-    """What to call a model: the name it was asked for by, or its file's or folder's."""
-    if str(name) in SOURCES or not local(os.fspath(name)).exists():
+    """What to call a model: the name it was asked for by, or its file's or folder's. What is loaded in place of another
+    course model is called what it is."""
+    if str(name) in COURSE_MODELS and path.is_dir():
+        return path.name
+    if str(name) in COURSE_MODELS or not local(os.fspath(name)).exists():
         return str(name)
     return path.stem if path.is_file() else path.resolve().name

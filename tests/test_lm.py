@@ -171,7 +171,7 @@ def test_a_prompt_longer_than_the_context_names_both_numbers(lm):
         ("smollm2", "Did you mean 'smollm2-135m'"),
         ("SmolLM2-135M", "Did you mean 'smollm2-135m'"),
         ("smollm2-1350m", "Did you mean 'smollm2-135m'"),
-        ("gpt-5", "no model 'gpt-5'. Give one of smollm2-135m"),
+        ("gpt-5", "no model 'gpt-5'. Give one of tiny-mha, tiny-gqa, tiny-mqa, tiny-window, smollm2-135m"),
         ("", "no model ''"),
     ],
 )

@@ -14,14 +14,26 @@ PACKAGE = Path(kv.__file__).parent
 
 # Lowest floor first: a room imports only from its own floor and from those before it.
 FLOORS = [
-    {"require", "config", "rope", "device", "paths", "timing", "store", "reading", "text_files", "statements"},
+    {
+        "require",
+        "config",
+        "rope",
+        "device",
+        "paths",
+        "timing",
+        "store",
+        "reading",
+        "text_files",
+        "statements",
+        "offline",
+    },
     {"layers", "tokenizer", "cost", "roof"},
     {"caches"},
     {"model"},
     {"weights", "sampling", "metrics"},
     {"texts", "generation"},
     {"lm", "results"},
-    {"bench", "plots", "widgets", "check", "notebooks"},
+    {"bench", "plots", "widgets", "check", "notebooks", "quality", "training"},
     {"cli"},
 ]
 

@@ -3,11 +3,15 @@
 import sys
 from pathlib import Path
 
+from kvcourse.cli.doctor import MODEL
+from kvcourse.weights.shipped import SHIPPED
+
 HELP = "measure naive and cached generation here, beside other programs"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("model", metavar="MODEL", nargs="?", default="smollm2-135m", help="what kv.load_model takes")
+    text = f"what kv.load_model takes: {', '.join(SHIPPED)}, a folder, a .gguf file, a hub id (default: {MODEL})"
+    parser.add_argument("model", metavar="MODEL", nargs="?", default=MODEL, help=text)
     parser.add_argument("--peers", action="store_true", help="measure transformers too, with the same weights")
     parser.add_argument("--rounds", type=int, metavar="N", help="how often to measure each row (default: 3)")
     parser.add_argument("--quick", action="store_true", help="one round and few tokens: rough numbers, sooner")
@@ -27,17 +31,19 @@ def main(arguments) -> int:
     from kvcourse.lm import find_model
     from kvcourse.require import require_whole
     from kvcourse.roof import measure_ceilings
+    from kvcourse.weights.fetch import stand_in
 
     default = 1 if arguments.quick else 3
     rounds = require_whole("--rounds", default if arguments.rounds is None else arguments.rounds)
     folder = writable(arguments.output) if arguments.output else None
     obey_sigterm()
     find_model(arguments.model)  # fetched if need be, before anybody waits
-    print(f"Loading {arguments.model} ...", file=sys.stderr)
-    check_loads(arguments.model)
+    model = stand_in(arguments.model)  # the table must name the model that was measured
+    print(f"Loading {model} ...", file=sys.stderr)
+    check_loads(model)
     print("Measuring how fast this machine reads memory ...", file=sys.stderr)
     before = measure_ceilings()
-    race = Race(COURSE + (PEERS if arguments.peers else []), arguments.model, rounds, 4 if arguments.quick else 16)
+    race = Race(COURSE + (PEERS if arguments.peers else []), model, rounds, 4 if arguments.quick else 16)
     race.run()
     ceilings = max(before, measure_ceilings(), key=lambda ceilings: ceilings.bytes_per_second)
     report = make_report(race, ceilings, arguments.quick)

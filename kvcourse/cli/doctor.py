@@ -6,7 +6,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-HELP = "check Python, packages, device, model, memory, disk and notebook kernel"
+HELP = "check Python, packages, device, models, memory, disk and notebook kernel"
 
 MODEL = "smollm2-135m"
 MEMORY_NEEDED = 3e9  # what the hungriest notebook may take
@@ -39,7 +39,7 @@ def examine() -> list[Line]:
     lines = [python(), *packages()]
     if any(line.status == "fix" for line in lines):
         return lines  # without the right packages the other checks could not even be made
-    return [*lines, device(), threads(), memory(), model(), disk(), kernel()]
+    return [*lines, device(), threads(), memory(), data(), model(), disk(), kernel()]
 
 
 def python() -> Line:
@@ -103,8 +103,22 @@ def memory() -> Line:
     return Line("look", "memory", text)
 
 
+def data() -> Line:
+    """Whether the models that came with the course are as they were shipped: loading one does not look."""
+    from kvcourse.weights.shipped import SHIPPED, altered
+
+    try:
+        wrong = [file for name in SHIPPED for file in altered(name)]
+    except FileNotFoundError as error:
+        return Line("fix", "data", str(error))
+    if not wrong:
+        return Line("ok", "data", f"{', '.join(SHIPPED)}: as they were shipped")
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return Line("fix", "data", f"{wrong[0]}{more} is missing or not as it was shipped: install the course again")
+
+
 def model() -> Line:
-    from kvcourse.weights.fetch import fetched, find_source
+    from kvcourse.weights.fetch import fetched, find_source, stand_in
 
     path = find_source(MODEL).path
     if fetched(MODEL):
@@ -113,20 +127,23 @@ def model() -> Line:
         return Line("fix", "model", f"{path} is a folder: remove it or give it another name, then run `kvcourse fetch`")
     if path.exists():
         return Line("fix", "model", f"{path} is damaged or not complete: run `kvcourse fetch`, which replaces it")
+    if stand_in(MODEL) != MODEL:
+        text = f"{MODEL} is not on this computer, and KVCOURSE_OFFLINE is set: the course runs on {stand_in(MODEL)}"
+        return Line("look", "model", text)
     return Line("fix", "model", f"{MODEL} is not on this computer: run `kvcourse fetch` once, with a network")
 
 
 def disk() -> Line:
     import psutil
 
-    from kvcourse.weights.fetch import fetched, find_source
+    from kvcourse.weights.fetch import fetched, find_source, stand_in
 
     source = find_source(MODEL)
     folder = source.path.parent
     free = psutil.disk_usage(next(str(path) for path in (folder, *folder.parents) if path.exists())).free
     needed = source.disk_needed
     have, need = f"{_gb(free)} free at {folder}", f"fetching the model needs {_gb(needed)}"
-    if fetched(MODEL):
+    if fetched(MODEL) or stand_in(MODEL) != MODEL:
         return Line("ok", "disk", f"{have}; nothing more is needed")
     if free >= needed:
         return Line("ok", "disk", f"{have}; {need}")

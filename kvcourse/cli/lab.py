@@ -37,16 +37,20 @@ def main(arguments) -> int:
 def _fetch_model(folder: Path) -> None:
     """Fetch the model if it is absent. Without it the other notebooks still work, so failing is only reported."""
     from kvcourse.cli.doctor import MODEL
-    from kvcourse.weights.fetch import fetch
+    from kvcourse.weights.fetch import fetch, stand_in
 
+    if stand_in(MODEL) != MODEL:
+        print(
+            f"KVCOURSE_OFFLINE is set: the notebooks run on {stand_in(MODEL)}, which comes with the course.", flush=True
+        )
+        return
     try:
         fetch(MODEL)
     except RuntimeError as error:
         needing = [path.stem for path in sorted(folder.glob("*.ipynb")) if MODEL.encode() in path.read_bytes()]
         print(f"kvcourse: {error}", file=sys.stderr)
-        print(
-            "Opening the course all the same. These notebooks will not run:", ", ".join(needing) or "none", flush=True
-        )
+        print("Opening the course all the same. These notebooks will not run:", ", ".join(needing) or "none")
+        print("KVCOURSE_OFFLINE=1 kvcourse lab runs them on a small model that comes with the course.", flush=True)
 
 
 def _run(command: list[str]) -> int:

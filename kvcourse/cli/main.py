@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 from kvcourse import __version__
-from kvcourse.cli import bench, doctor, fetch, lab, notebooks, run
+from kvcourse.cli import bench, doctor, fetch, lab, measure, notebooks, run, train
 
 # Each module has `HELP`, `add_arguments(parser)` and `main(arguments) -> exit code`.
-COMMANDS = {"doctor": doctor, "fetch": fetch, "lab": lab, "run": run, "bench": bench, "notebooks": notebooks}
+COMMANDS = {"doctor": doctor, "fetch": fetch, "lab": lab, "run": run, "bench": bench}
+COMMANDS |= {"train": train, "measure": measure, "notebooks": notebooks}
 
 
 def make_parser() -> argparse.ArgumentParser:

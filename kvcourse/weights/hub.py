@@ -6,11 +6,11 @@ sentence what went wrong. The library is imported when it is first needed: that 
 """
 
 import errno
-import os
 from collections.abc import Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvcourse.offline import offline
 from kvcourse.weights.hf_folder import INDEX, SINGLE, not_a_checkpoint, read_index, weight_files
 
 SMALL_FILES = (
@@ -27,7 +27,7 @@ def hub_folder(repo_id: str, revision: str | None = None) -> Path:
     no safetensors; `RuntimeError` when it is not here and could not be downloaded.
     """
     check_id(repo_id)
-    if os.environ.get("KVCOURSE_OFFLINE", "0") not in ("", "0"):
+    if offline():
         here = cached(repo_id, revision)
         if here is None:
             raise cannot(repo_id, "KVCOURSE_OFFLINE is set; unset it and try again")

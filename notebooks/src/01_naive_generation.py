@@ -38,7 +38,7 @@ print([(token, lm.decode([token])) for token in lm.encode("Once upon a time,")])
 # Most layers of the model treat each row alone. Attention is the one place where rows meet. Each row makes three
 # vectors: a **query** (what it looks for), a **key** (what it can be found by) and a **value** (what it hands over).
 # In the model, three weight matrices make them from the row. Here we write down small vectors, four numbers each,
-# for the five tokens above. A real model does this with several heads at once; one head shows it all.
+# for five tokens. A real model does this with several heads at once; one head shows it all.
 
 # %%
 tokens = ["Once", "upon", "a", "time", ","]
@@ -257,7 +257,9 @@ entry = kv.results.measure("01.rows", sum(rows_run), unit="rows", bound=expected
 assert entry.measured == expected
 
 # %%
-kv.plots.show(kv.plots.predict_measure(entry), alt="Bars: your guess, the sum 5 + 6 + 7 + ..., and the rows counted.")
+first = " + ".join(str(rows) for rows in rows_run[:3])
+alt = f"Bars: your guess, the sum {first} + ..., and the rows counted."
+kv.plots.show(kv.plots.predict_measure(entry), alt=alt)
 
 # %% [markdown]
 # The last token made is not among these rows: the model never ran on it. The first steps, as sheets of rows:
@@ -265,7 +267,7 @@ kv.plots.show(kv.plots.predict_measure(entry), alt="Bars: your guess, the sum 5 
 # %%
 pieces = [lm.decode([token]) for token in prompt + naive.ids]
 alt = (
-    "Five sheets of rows side by side: step 1 runs the five rows of the prompt, each later step adds one new row "
+    "Five sheets of rows side by side: step 1 runs the rows of the prompt, each later step adds one new row "
     "at the bottom and runs all rows above it again (hatched)."
 )
 kv.plots.show(kv.plots.rows_filmstrip(pieces, len(prompt), [1, 2, 3, 4, 5]), alt=alt)
@@ -375,7 +377,7 @@ def count(n):
 
 
 print(f"{'tokens':>6} {'linear':>10} {'attention':>10} {'output head':>11}  GFLOP")
-for n in (1, 16, 128, 1024, 8192):
+for n in config.fitting([1, 16, 128, 1024, 8192]):  # shorter ones where the model's context is shorter
     assert count(n) == kv.flops(config, n)  # the package's formula
     print(f"{n:>6} {count(n)[0] / 1e9:>10.2f} {count(n)[1] / 1e9:>10.4f} {count(n)[2] / 1e9:>11.3f}")
 
@@ -458,13 +460,15 @@ per_step = np.array([kv.flops(config, int(n)) for n in lengths], dtype=float)  #
 overtaken = lengths[per_step[:, 1] >= per_step[:, 0]]
 crossing = int(overtaken[0]) if len(overtaken) else None
 closed_form = layer_weights // (2 * config.n_heads * config.d_head)  # linear = attention, solved for n
-entry = kv.results.measure("01.attention_overtakes", crossing or "never", unit="tokens", bound=closed_form)
+nowhere = f"not up to {config.max_seq_len:,}"
+entry = kv.results.measure("01.attention_overtakes", crossing or nowhere, unit="tokens", bound=closed_form)
 
 # %%
 parts = dict(zip(("linear layers", "attention", "output head"), per_step.T, strict=True))
 alt = (
     "Operations of one step against length: a straight line for the linear layers, a parabola for attention that "
-    "crosses it well before the end of the model's context, and a flat line near zero for the output head."
+    f"crosses it {'well before' if crossing else 'past'} the end of the model's context, and a flat line near zero for "
+    "the output head."
 )
 kv.plots.show(kv.plots.flops_by_length(lengths, parts, crossing, config.max_seq_len), alt=alt)
 
@@ -503,7 +507,7 @@ kv.results.predict("01.attention_exponent", my_guess, question=question)
 from kvcourse.plots.naive import power_law
 
 totals = per_step.cumsum(axis=0)  # operations of the first n steps
-doublings = [128 * 2**i for i in range(7)]  # 128 ... 8192 tokens
+doublings = config.fitting([128 * 2**i for i in range(7)])  # up to 8192 tokens
 at = np.array(doublings) - 1
 for part, name in enumerate(("linear", "attention")):
     step_exponent = power_law(doublings, per_step[at, part])[0]
@@ -620,6 +624,7 @@ kv.plots.show(figure, alt=alt)
 
 # %% tags=["nbval-ignore-output"]
 longest = min(8 * fit_from, config.max_seq_len)
+fit_from = min(fit_from, longest // 4)  # three lengths at least
 doubled_lengths = [32 * 2**i for i in range(9) if 32 * 2**i <= longest]
 step_lengths = [1, 2, 8, *doubled_lengths]
 

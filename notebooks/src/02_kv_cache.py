@@ -213,7 +213,7 @@ class GrowingCache(Cache):
 # (**decode**).
 
 # %%
-prompt = lm.chat([{"role": "user", "content": "Why is the second token of an answer faster than the first?"}])
+prompt = lm.prompt_ids("Why is the second token of an answer faster than the first?")
 growing = GrowingCache(config)
 answer = kv.generate(exact, prompt, 16, cache=growing)
 dense = kv.DenseCache(config, max_len=len(prompt) + 15, dtype=exact.dtype, device=exact.device)
@@ -361,7 +361,7 @@ kv.plots.show(
     alt="On log scales the growing cache climbs twice as steeply: its total goes with the square of the length.",
 )
 print(f"one token: {token_bytes:,} bytes")
-print(f"{tokens[-1]:,} tokens: {grown[-1] / 1e9:,.0f} GB copied against {allocated[-1] / 1e9:.2f} GB")
+print(f"{tokens[-1]:,} tokens: {grown[-1] / 1e9:,.4g} GB copied against {allocated[-1] / 1e9:.2g} GB")
 
 # %% [markdown]
 # The same, by the clock, and by the addresses. We add one token to 2,000 in all layers, both ways.
@@ -512,12 +512,13 @@ kv.check.cached_generate(cached_generate)
 # %% tags=["nbval-ignore-output"]
 on_gpu = model.device.type == "cuda"
 contexts = [16, 512, 1024, 2048, 4096, 8000] if on_gpu else [16, 128, 512, 1024, 1536, 2000]
-lengths = [1, 16, 256, 1024, 2048, 4096] if on_gpu else [1, 16, 64, 128, 256, 512, 1024]
+contexts = config.fitting(contexts, room=1)  # shorter ones where the model's context is shorter
+lengths = config.fitting([1, 16, 256, 1024, 2048, 4096] if on_gpu else [1, 16, 64, 128, 256, 512, 1024])
 print("with the cache:   ", contexts)
 print("without the cache:", lengths)
 
 # %% [markdown]
-# **Predict.** A cached step at the last length of the first line takes how many times as long as one at 16 tokens?
+# **Predict.** A cached step at the last length of the first line takes how many times as long as one at the first?
 
 # %%
 my_guess = 1  # PREDICT
@@ -650,9 +651,9 @@ kv.results.measure("02.slope_meets_bytes", round(bytes_meet), unit="tokens")
 
 # %%
 my_guess = 100  # PREDICT
-kv.results.predict(
-    "02.naive_over_cached", my_guess, unit="times", question="1,000 tokens: how many times as long without the cache?"
-)
+size = min(1000, config.max_seq_len)
+question = f"{size:,} tokens: how many times as long without the cache?"
+kv.results.predict("02.naive_over_cached", my_guess, unit="times", question=question)
 
 
 # %%
@@ -666,7 +667,8 @@ def first_reach(tokens, ratios, times):
 naive_flops = [kv.flops(config, int(n)).total for n in tokens]
 cached_flops = [kv.flops(config, 1, int(n) - 1).total for n in tokens]
 by_count = np.cumsum(naive_flops) / np.cumsum(cached_flops)
-print(f"by operations, 1,000 tokens: {by_count[999]:.0f} times; 100 times from {first_reach(tokens, by_count, 100)} on")
+reached = first_reach(tokens, by_count, 100)
+print(f"by operations, {size:,} tokens: {by_count[size - 1]:.0f} times; 100 times from {reached} on")
 print(f"half, less the output head's share: {(1 - base.head / base.total) / 2:.2f} times the number of tokens")
 
 # %% tags=["nbval-ignore-output"]
@@ -677,7 +679,7 @@ cached_curve = np.where(tokens <= contexts[-1], np.interp(tokens, contexts, cach
 by_time = np.cumsum(naive_curve) / np.cumsum(cached_curve)
 
 dearer = kv.results.measure(
-    "02.naive_over_cached", by_time[999], unit="times", bound=by_count[999], note="bound: counted"
+    "02.naive_over_cached", by_time[size - 1], unit="times", bound=by_count[size - 1], note="bound: counted"
 )
 hundred = {"counted": first_reach(tokens, by_count, 100), "timed": first_reach(tokens, by_time, 100)}
 for name, reached in hundred.items():
@@ -690,8 +692,8 @@ curves = {
 }
 kv.plots.show(
     kv.plots.cost_ratio(curves, 100, config.max_seq_len),
-    alt=f"Both ratios grow with the length; at 1,000 tokens it is {by_count[999]:.0f} by operations and "
-    f"{by_time[999]:.0f} by time.",
+    alt=f"Both ratios grow with the length; at {size:,} tokens it is {by_count[size - 1]:.0f} by operations and "
+    f"{by_time[size - 1]:.0f} by time.",
 )
 
 # %% [markdown]
@@ -742,7 +744,8 @@ kv.widgets.explore(side_by_side, step=step)
 
 # %% tags=["nbval-ignore-output"]
 few, gap_counted, gap_timed = 8, {}, {}
-for p in (len(start), 500):
+long_prompt = min(500, config.max_seq_len // 2)
+for p in (len(start), long_prompt):
     made = range(p, p + few)  # the text's length at each step
     prefill_flops, prefill_time = kv.flops(config, p).total, np.interp(p, lengths, naive_times)
     gap_counted[p] = sum(naive_flops[n - 1] for n in made) / (
@@ -750,7 +753,8 @@ for p in (len(start), 500):
     )
     gap_timed[p] = sum(naive_curve[n - 1] for n in made) / (prefill_time + sum(cached_curve[n - 1] for n in made[1:]))
     print(f"{p:3} tokens of prompt, {few} made: {gap_counted[p]:.1f} times by count, {gap_timed[p]:.1f} times by time")
-kv.results.measure("02.gap_after_8_tokens", gap_counted[500], unit="times", note="counted, prompt of 500")
+note = f"counted, prompt of {long_prompt}"
+kv.results.measure("02.gap_after_8_tokens", gap_counted[long_prompt], unit="times", note=note)
 
 # %% [markdown]
 # ## When the cache does not help
@@ -773,7 +777,7 @@ def both_ways(n, times=3):
     return [statistics.median(kind) for kind in zip(*turns, strict=True)]
 
 
-tiny = [2**i for i in range(11 if on_gpu else 7)]
+tiny = config.fitting([2**i for i in range(11 if on_gpu else 7)])
 naive_tiny, cached_tiny = zip(*map(both_ways, tiny), strict=True)
 pays_from = first_reach(tiny, np.divide(naive_tiny, cached_tiny), 1.2)
 pays = kv.results.measure("02.crossover", pays_from or f"not up to {tiny[-1]}", unit="tokens")
@@ -953,7 +957,7 @@ full = torch.zeros(1, 3, 8, 64)
 full[:, :, 8:9] = torch.ones(1, 3, 1, 64)
 print("slots written to:", tuple(full[:, :, 8:9].shape), " sum of the whole cache:", full.sum().item())
 
-short = kv.DenseCache(config, max_len=8, dtype=exact.dtype, device=exact.device)
+short = kv.DenseCache(config, max_len=len(start) + 2, dtype=exact.dtype, device=exact.device)
 refused(lambda: kv.generate(exact, start, 10, cache=short))
 print("tokens in the cache after the refusal:", short.length)
 
@@ -963,7 +967,7 @@ print("tokens in the cache after the refusal:", short.length)
 
 # %%
 short.reset()
-exact_fit = kv.generate(exact, start, 8 + 1 - len(start), cache=short)
+exact_fit = kv.generate(exact, start, short.max_len + 1 - len(start), cache=short)
 print(f"{len(start)} of prompt + {len(exact_fit.ids)} made; {short.length} of {short.max_len} slots taken")
 
 # %% [markdown]
@@ -1037,8 +1041,8 @@ counted = f"at {hundred['counted']:,} tokens" if hundred["counted"] else "nowher
 kv.results.verdict(
     2,
     "holds with a condition" if hundred["counted"] or hundred["timed"] else "wrong as said",
-    f"The factor grows with the text: a hundred is reached {counted} by operations, {timed} by time here; at 1,000 "
-    f"tokens it is {by_count[999]:.0f} and {by_time[999]:.0f}.",
+    f"The factor grows with the text: a hundred is reached {counted} by operations, {timed} by time here; at "
+    f"{size:,} tokens it is {by_count[size - 1]:.0f} and {by_time[size - 1]:.0f}.",
 )
 
 large = [gap >= 4 for gap in gap_counted.values()]
@@ -1046,8 +1050,8 @@ kv.results.verdict(
     6,
     "holds" if all(large) else "holds with a condition" if any(large) else "wrong as said",
     f"After {few} tokens the naive loop has done {gap_counted[len(start)]:.1f} times the operations after a prompt of "
-    f"{len(start)} tokens, {gap_counted[500]:.1f} times after 500; in time here {gap_timed[len(start)]:.1f} and "
-    f"{gap_timed[500]:.1f} times.",
+    f"{len(start)} tokens, {gap_counted[long_prompt]:.1f} times after {long_prompt}; in time here "
+    f"{gap_timed[len(start)]:.1f} and {gap_timed[long_prompt]:.1f} times.",
 )
 
 # %% [markdown]

@@ -24,10 +24,11 @@ import torch
 
 from kvcourse.metrics import Stopwatch
 
-checkpoint = "smollm2-135m"  # or your own, with a chat template and a context of 8,192 tokens or more
+checkpoint = "smollm2-135m"  # or your own, with a context of 256 tokens or more
 lm = kv.load_model(checkpoint)
 model, config = lm.model, lm.config
 bits = 8 * model.dtype.itemsize
+usual = min(512, config.max_seq_len // 2)  # tokens of prompt that we come back to
 on_gpu = model.device.type == "cuda"
 print(f"{lm.name} on {model.device} in {model.dtype}: {kv.weight_bytes(config, bits) / 1e6:,.0f} MB of weights")
 
@@ -104,7 +105,7 @@ print(f"memory:     {ceilings.bytes_per_second / 1e9:10,.1f} billion bytes a sec
 # bytes it has to read and write. Take a prompt of 512 tokens and a single token after it:
 
 # %%
-for phase, new, context in (("prefill of 512 tokens", 512, 0), ("one decode step", 1, 512)):
+for phase, new, context in ((f"prefill of {usual} tokens", usual, 0), ("one decode step", 1, usual)):
     operations, moved = kv.flops(config, new, context), kv.bytes_moved(config, new, context, bits=16)
     print(
         f"{phase:<22} {operations.total / 1e9:6.2f} billion operations; in 16 bits {moved.weights / 1e6:.0f} MB of "
@@ -155,8 +156,8 @@ def roof(new_tokens, context=0, batch_size=1, last_only=True):
 # timed:
 
 # %% tags=["nbval-ignore-output"]
-prompts = [2**i for i in range(14 if on_gpu else 11)]
-contexts = [16, 2000, 4000, 8000]
+prompts = config.fitting([2**i for i in range(14 if on_gpu else 11)])  # shorter ones where the context is shorter
+contexts = config.fitting([16, 2000, 4000, 8000], room=1)
 long, short = prompts[-1], prompts[-1] // 8
 print("tokens of prompt:", prompts)
 print("context:         ", contexts)
@@ -199,7 +200,7 @@ def where_equal(one, other):
 
 
 # %% tags=["nbval-ignore-output"]
-fit_from = 512 if on_gpu else 64
+fit_from = min(512 if on_gpu else 64, prompts[-3])
 fitted = [n for n in prompts if n >= fit_from]
 prefill_fit = fit(fitted, [pass_time(n) for n in fitted], 2)
 gap_fit = fit(contexts, gaps, 1)
@@ -327,7 +328,7 @@ kv.results.measure("03.compute_bound_from", value, unit="tokens", bound=at_ridge
 
 # %% tags=["nbval-ignore-output"]
 shapes = {f"decode, batch of {b}": (1, 128, b) for b in (1, 4, 16)}
-shapes |= {f"prefill of {n}": (n, 0, 1) for n in (8, 64, 512)}
+shapes |= {f"prefill of {n}": (n, 0, 1) for n in (8, 64, usual)}
 measured = {}
 for name, shape in shapes.items():
     best, seconds = roof(*shape), pass_time(*shape)
@@ -360,14 +361,15 @@ def draw(new_tokens, context, batch, bits):
     return figure, f"The pass chosen has {label}."
 
 
-figure, alt = draw(1, 1000, 8, bits)
-kv.plots.show(figure, alt=f"One new token for each of 8 texts that hold 1,000. {alt}")
+notch = min(250, config.max_seq_len // 32)  # of the slider for the context
+figure, alt = draw(1, 4 * notch, 8, bits)
+kv.plots.show(figure, alt=f"One new token for each of 8 texts that hold {4 * notch:,}. {alt}")
 
 # %% tags=["nbval-ignore-output"]
 kv.widgets.explore(
     draw,
-    new_tokens=[2**i for i in range(10)],
-    context=(0, 7500, 250, 1000),
+    new_tokens=[2**i for i in range(10) if 2**i <= usual],
+    context=(0, 30 * notch, notch, 4 * notch),
     batch=(1, 128, 1, 8),
     bits=[bits, *(n for n in (32, 16, 8, 4) if n != bits)],
 )
@@ -379,11 +381,12 @@ kv.widgets.explore(
 # weights are nearly all of it. The cache grows with the context and with the batch. Where does it overtake?
 
 # %%
+each_holds = min(1000, config.max_seq_len - 1)
 for batch_size in (1, 4, 16):
-    at_1000 = kv.bytes_moved(config, 1, 1000, batch_size, bits=16)
+    moved = kv.bytes_moved(config, 1, each_holds, batch_size, bits=16)
     print(
-        f"batch of {batch_size:>2}, 1,000 tokens each: {at_1000.weights / 1e6:.0f} MB of weights, "
-        f"{at_1000.cache_read / 1e6:4.0f} MB of cache"
+        f"batch of {batch_size:>2}, {each_holds:,} tokens each: {moved.weights / 1e6:.0f} MB of weights, "
+        f"{moved.cache_read / 1e6:4.0f} MB of cache"
     )
 
 # %% [markdown]
@@ -438,7 +441,8 @@ held = {4: [16, 1500, 3000], 16: [16, 500, 1000]}
 if on_gpu:
     held = {4: [16, 2000, 4000, 8000], 16: [16, 1000, 2000, 4000]}
 steps, crossing = {}, {}
-for batch_size, lengths in held.items():
+for batch_size, planned in held.items():
+    lengths = config.fitting(planned, room=1)
     times = [pass_time(1, n, batch_size) for n in lengths]
     constant, slope = fit(lengths, times, 1)
     steps[batch_size] = (lengths, times, constant, slope)
@@ -488,7 +492,7 @@ print(f"of the constant's {1e3 * steps[16][2]:.1f} ms for 16 texts at least {1e3
 
 # %%
 my_guess = 100  # PREDICT
-question = "After a prompt of 512 tokens: at which answer has decode taken as long as prefill?"
+question = f"After a prompt of {usual} tokens: at which answer has decode taken as long as prefill?"
 kv.results.predict("03.break_even", my_guess, unit="tokens", question=question)
 
 
@@ -505,8 +509,8 @@ def decode_seconds(p, n):
 
 
 answers = np.arange(2, config.max_seq_len)
-longer = answers[decode_seconds(512, answers) >= prefill_seconds(512)]
-least_ratio = roof(512).seconds / roof(1, 512).seconds
+longer = answers[decode_seconds(usual, answers) >= prefill_seconds(usual)]
+least_ratio = roof(usual).seconds / roof(1, usual).seconds
 break_even = kv.results.measure(
     "03.break_even",
     longer[0] if len(longer) else "never",
@@ -521,7 +525,7 @@ break_even = kv.results.measure(
 # %% tags=["nbval-ignore-output"]
 asked = [(2048, 4), (4096, 64), (512, 8), (64, 64)] if on_gpu else [(512, 16), (128, 4), (32, 12)]
 points = []
-for p, n in asked:
+for p, n in [(p, n) for p, n in asked if p + n <= config.max_seq_len]:
     run = kv.generate(model, (prompt * 16)[:p], n)
     decoding = (n - 1) * run.percentile(50)
     points.append((p, n, decoding / (decoding + run.ttft)))
@@ -529,13 +533,13 @@ for p, n in asked:
     print(f"prompt {p:>5,}, answer {n:>3}: {points[-1][2]:4.0%} of the time in decode, the map says {drawn:4.0%}")
 
 # %% tags=["nbval-ignore-output"]
-p_axis, n_axis = np.geomspace(16, config.max_seq_len, 80), np.geomspace(2, 2048, 80)
+p_axis, n_axis = np.geomspace(16, config.max_seq_len, 80), np.geomspace(2, min(2048, config.max_seq_len), 80)
 decoding = decode_seconds(p_axis[None], n_axis[:, None])
 share = decoding / (decoding + prefill_seconds(p_axis)[None])
 figure = kv.plots.phase_map(p_axis, n_axis, share, points, config.max_seq_len)
 alt = (
     "Map of prompt and answer lengths: short answers to long prompts spend their time in prefill, others in decode; "
-    f"after 512 tokens of prompt the two are equal at an answer of {break_even.text(break_even.measured)}."
+    f"after {usual} tokens of prompt the two are equal at an answer of {break_even.text(break_even.measured)}."
 )
 kv.plots.show(figure, alt=alt)
 
@@ -606,7 +610,7 @@ my_guess = 1.5  # PREDICT
 kv.results.predict("03.chunk_cost", my_guess, unit="times", question="Smallest pieces against one pass: total time?")
 
 # %% tags=["nbval-ignore-output"]
-size = 4096 if on_gpu else 256
+size = min(4096 if on_gpu else 256, config.max_seq_len)
 chunks = [size // 4, size // 2, size]
 totals, longest, least = [], [], []
 for chunk in chunks:
@@ -624,7 +628,7 @@ alt = (
     f"Pieces of {chunks[0]:,} take {totals[0] / totals[-1]:.2f} times as long in all as one pass over {size:,} tokens, "
     f"and the longest wait of another text falls to {longest[0] / longest[-1]:.0%}."
 )
-kv.plots.show(kv.plots.chunk_costs(chunks, totals, longest, least, pass_time(1, 256)), alt=alt)
+kv.plots.show(kv.plots.chunk_costs(chunks, totals, longest, least, pass_time(1, usual // 2)), alt=alt)
 
 # %% [markdown]
 # Each piece reads all weights again, and the keys and values of the pieces before it. As long as a piece has enough
@@ -677,10 +681,11 @@ kv.results.predict("03.check_8", my_guess, unit="times", question="A pass over 8
 
 # %% tags=["nbval-ignore-output"]
 checked = [1, 2, 4, 8, 16]
-check_times = [pass_time(k, 256, last_only=False) for k in checked]  # the scores of every row are needed
+check_times = [pass_time(k, usual // 2, last_only=False) for k in checked]  # the scores of every row are needed
 for k, seconds in zip(checked, check_times, strict=True):
     print(f"{k:>2} tokens in the pass: {1e3 * seconds:6.1f} ms, {seconds / check_times[0]:.2f} times a step")
-longer, at_least = check_times[3] / check_times[0], roof(8, 256, last_only=False).seconds / roof(1, 256).seconds
+longer = check_times[3] / check_times[0]
+at_least = roof(8, usual // 2, last_only=False).seconds / roof(1, usual // 2).seconds
 kv.results.measure("03.check_8", longer, unit="times", bound=at_least, note="bound: roofline")
 
 # %% [markdown]
@@ -772,12 +777,14 @@ def speculate(model, prompt, new_tokens, guess_at_most=7):
 # %%
 requests = {"Repeat a text": f"Repeat this text word for word: {text}", "Tell a story": "Tell me a story about a fox."}
 wanted = 22
-asked_ids = {name: lm.chat([{"role": "user", "content": request}]) for name, request in requests.items()}
+asked_ids = {name: lm.prompt_ids(request) for name, request in requests.items()}
 plain = {name: kv.generate(exact, ids, wanted) for name, ids in asked_ids.items()}
 guessed = {name: speculate(exact, ids, wanted) for name, ids in asked_ids.items()}
 for name, (made, _, _) in guessed.items():
     assert made == plain[name].ids
     print(f"{name}: the same {wanted} tokens, {lm.decode(plain[name].ids[:12])!r} ...")
+if not lm.tokenizer.chat_template:
+    print(f"{lm.name} follows no requests. A chat model begins to repeat the text, and then many guesses stand.")
 
 # %% tags=["nbval-ignore-output"]
 per_pass, speedup, rounds = {}, {}, {}
@@ -844,7 +851,7 @@ kv.results.predict("03.price_ratio_alone", my_guess, unit="times", question=ques
 
 # %% tags=["nbval-ignore-output"]
 dollars_per_hour = 1.00  # an example; it cancels in the ratio
-rate_in = 512 / pass_time(512)
+rate_in = usual / pass_time(usual)
 input_price = kv.price_per_million(rate_in, dollars_per_hour)
 print(f"input: {rate_in:,.0f} tokens a second, ${input_price:.3f} per million")
 price_ratio = {}
@@ -852,7 +859,7 @@ for b, seconds in zip(batches, batch_times, strict=True):
     output_price = kv.price_per_million(b / seconds, dollars_per_hour)
     price_ratio[b] = output_price / input_price
     print(f"output, {b:>3} texts: {b / seconds:7,.0f} tokens a second, ${output_price:.3f}: {price_ratio[b]:.1f} times")
-by_roof = 512 * roof(1, 128).seconds / roof(512).seconds
+by_roof = usual * roof(1, 128).seconds / roof(usual).seconds
 kv.results.measure("03.price_ratio_alone", price_ratio[1], unit="times", bound=by_roof, note="bound: by roofline")
 kv.results.measure("03.price_ratio_batched", price_ratio[batches[-1]], unit="times", note=f"batch of {batches[-1]}")
 
@@ -927,13 +934,13 @@ print(f"one step at a context of 128: {1e3 * before:.1f} ms when first timed, {1
 #   is, or if output is not dearer here.
 
 # %% tags=["nbval-ignore-output"]
-together = 512 * pass_time(1) / pass_time(512)
+together = usual * pass_time(1) / pass_time(usual)
 parallel_and_sets = together > 2 and compute_from is not None and prefill_share >= 0.7
 start = f"from {compute_from:,} tokens on" if compute_from else "nowhere"
 kv.results.verdict(
     7,
     ("holds" if compute_from <= 8 else "holds with a condition") if parallel_and_sets else "wrong as said",
-    f"512 tokens together take {1 / together:.1%} of their time alone; a token is within 1.5 times of its cheapest "
+    f"{usual} tokens together take {1 / together:.1%} of their time alone; a token is within 1.5 times of its cheapest "
     f"{start}; the pass is {prefill_share:.0%} of TTFT.",
 )
 
@@ -967,13 +974,13 @@ kv.results.verdict(
 
 # %% tags=["nbval-ignore-output"]
 reached = [n for n in range(16, config.max_seq_len + 1, 16) if prefill_seconds(n) >= 1]
-dominates = decode_seconds(512, 512) > prefill_seconds(512)
+dominates = decode_seconds(usual, usual) > prefill_seconds(usual)
 at = f"at about {reached[0]:,} tokens" if reached else f"nowhere within {config.max_seq_len:,} tokens"
 kv.results.verdict(
     10,
     "wrong as said" if not (reached and dominates) else "holds" if pass_time(long) >= 1 else "holds with a condition",
-    f"Prefill takes a second {at} here; after 512 tokens of prompt decode has taken as long as prefill at an answer of "
-    f"{break_even.text(break_even.measured)}.",
+    f"Prefill takes a second {at} here; after {usual} tokens of prompt decode has taken as long as prefill at an "
+    f"answer of {break_even.text(break_even.measured)}.",
 )
 late = [n for n in prompts if n >= 16 and pass_time(n) >= 2 * pass_time(1, 16)]
 since = f"from a prompt of {late[0]} tokens on" if late else "at none of the prompts"

@@ -1,0 +1,144 @@
+"""A trained model as a folder that other programs read: a Hugging Face checkpoint in float16, and where it comes from.
+
+| file | what it holds |
+|---|---|
+| `model.safetensors` | the weights in float16 |
+| `config.json` | the shape: a Llama model, or a Mistral model where there is a window |
+| `tokenizer.json`, `tokenizer_config.json` | the tokenizer |
+| `generation_config.json` | the token that ends a text |
+| `curve.json` | losses and recall during the training |
+| `provenance.json` | how it was made, and the SHA-256 of each other file |
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from kvcourse.config import ModelConfig
+from kvcourse.model import Transformer
+from kvcourse.text_files import read_object
+from kvcourse.training.files import usable, write_whole
+from kvcourse.training.vocabulary import END
+from kvcourse.weights.hf_config import FAMILIES, read_config
+from kvcourse.weights.shipped import same
+
+PROVENANCE, CURVE = "provenance.json", "curve.json"
+
+
+def export(model: Transformer, tokenizer: Tokenizer, folder: str | os.PathLike, provenance: dict, curve: list) -> Path:
+    """Write the model as a Hugging Face folder, which `kvcourse.load_model` and `transformers` read; return the folder.
+
+    `provenance` is what is known about the model; checksums are added. `curve` are the points of its `History`. All
+    files are written apart first and then moved to their places, so that a full disk leaves an earlier model as it was.
+    Raises `ValueError` for weights that float16 cannot hold or a model that is neither Llama nor Mistral,
+    `RuntimeError` when the files cannot be written.
+    """
+    end = tokenizer.token_to_id(END)
+    if end is None:
+        raise ValueError(f"The tokenizer has no token {END}, which begins and ends every text.")
+    files = {
+        "model.safetensors": save(half_weights(model), {"format": "pt"}),
+        "config.json": as_text(hf_config(model.config, end)),
+        "generation_config.json": as_text({"bos_token_id": end, "eos_token_id": end}),
+        "tokenizer.json": (tokenizer.to_str(pretty=True) + "\n").encode(),
+        "tokenizer_config.json": as_text(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": END,
+                "eos_token": END,
+                "clean_up_tokenization_spaces": False,
+                "model_max_length": model.config.max_seq_len,
+            }
+        ),
+        CURVE: as_text(curve),
+    }
+    sums = {name: sha256(data).hexdigest() for name, data in files.items()}
+    files[PROVENANCE] = as_text(provenance | {"sha256": sums})  # last: a folder that has it has everything
+    return place(files, usable(folder))
+
+
+def half_weights(model: Transformer) -> dict[str, Tensor]:
+    """{name in Hugging Face's Llama: weight in float16}. Raises `ValueError` naming a weight that overflows."""
+    weights = {}
+    for name, weight in model.state_dict().items():
+        half = weight.detach().to("cpu", torch.float16).contiguous()
+        if not half.isfinite().all():
+            raise ValueError(
+                f"{name} has numbers that float16 cannot hold: the largest is {weight.abs().max().item():.4g}, and it "
+                "ends at 65504. The training has diverged: lower the learning rate and train again."
+            )
+        weights[name if name.startswith("lm_head.") else f"model.{name}"] = half
+    return weights
+
+
+def hf_config(config: ModelConfig, end: int) -> dict:
+    """The content of config.json. Raises `ValueError` for a model that it cannot describe."""
+    family = "llama" if config.window is None else "mistral"
+    fields = {
+        "architectures": [FAMILIES[family]],
+        "model_type": family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.d_ff,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.d_head,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_seq_len,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": config.tie_embeddings,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "torch_dtype": "float16",
+    }
+    fields |= {} if config.window is None else {"sliding_window": config.window}
+    read = read_config(fields, "The config.json to be written")
+    if read != config:
+        names = ", ".join(name for name, value in vars(config).items() if vars(read)[name] != value)
+        raise ValueError(f"A {FAMILIES[family]} cannot have what this model has in: {names}.")
+    return fields
+
+
+def place(files: dict[str, bytes], folder: Path) -> Path:
+    """Write the files apart, in a folder within `folder`, then move them to their places in their order."""
+    try:
+        apart = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
+    except OSError as error:
+        raise RuntimeError(f"Nothing can be written in {folder} ({error.strerror}): make room there.") from error
+    try:
+        for name, data in files.items():
+            write_whole(apart / name, data)
+        (folder / PROVENANCE).unlink(missing_ok=True)  # between two models it would be the other's
+        for name in files:
+            os.replace(apart / name, folder / name)
+    finally:
+        shutil.rmtree(apart, ignore_errors=True)
+    return folder
+
+
+def as_text(content) -> bytes:
+    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
+
+
+def read_provenance(folder: str | os.PathLike) -> dict:
+    """The provenance of the model in `folder`, after comparing the SHA-256 of each file. Raises `ValueError` when a
+    file is missing or damaged."""
+    folder = Path(folder)
+    provenance = read_object(folder / PROVENANCE)
+    for name, expected in provenance.get("sha256", {}).items():
+        if not same(folder / name, expected):
+            raise ValueError(
+                f"{folder / name} is missing or damaged: its SHA-256 is not the one in {PROVENANCE}. "
+                "Put the file back, or train the model again (--restart)."
+            )
+    return provenance
