@@ -89,7 +89,7 @@ def test_a_notebook_runs_without_network_and_says_on_what(source, room):
     outputs = printed(notebook)
     said = " ".join(outputs[0].split())
     assert "smollm2-135m is not on this computer, so this notebook runs on tiny-gqa" in said
-    assert "It is no chat model" in said and "at most 256 tokens" in said
+    assert "It is no chat model" in said and "at most 512 tokens" in said
 
     store = json.loads((Path(env["KVCOURSE_RESULTS"]) / "results.json").read_text())
     keys, statements = results_of(notebook)

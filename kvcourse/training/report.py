@@ -16,7 +16,7 @@ from kvcourse.cost import cache_bytes, weight_bytes
 from kvcourse.lm import LM
 from kvcourse.quality import perplexity, recall
 
-DISTANCES = (16, 32, 48, 64, 96, 128, 160, 192, 224)
+DISTANCES = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448)
 
 
 @dataclass(frozen=True)
