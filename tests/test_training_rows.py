@@ -147,7 +147,8 @@ def test_no_question_is_missing(made, tokenizer):
         text, repeated = "".join(pieces(tokenizer, row.ids)), 0
         for story in text.split("\n"):
             said = set()
-            for statement in re.finditer(rf"\w+(?:{'|'.join(map(re.escape, BRIDGES))})(\w+)(?=\W)", story):
+            answer = r"(?!in\b|on\b|called\b)\w+(?=\W)"  # "was" may go on as "was in the"
+            for statement in re.finditer(rf"\w+(?:{'|'.join(map(re.escape, BRIDGES))}){answer}", story):
                 repeated += statement[0] in said
                 said.add(statement[0])
         assert len(row.asked) >= repeated
@@ -170,7 +171,8 @@ def test_only_answers_weigh_more(made):
     for weights, row in zip(batch.weights.tolist(), rows, strict=True):
         answers = {token for asked in row.asked for token in range(asked.start, asked.end)}
         assert weights == [12.5 if target in answers else 1.0 for target in range(1, 151)]
-        assert 0 < len(answers) < 150
+        assert len(answers) < 150
+    assert any(row.asked for row in rows)
 
 
 def test_another_split_has_other_stories(tokenizer):
