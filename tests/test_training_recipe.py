@@ -1,0 +1,265 @@
+"""The recipe: what each step reads and how much it changes, the variants' shapes, and that no story is in two splits."""
+
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+from hashlib import sha256
+from inspect import signature
+from itertools import islice
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcourse.training import curriculum
+from kvcourse.training.curriculum import NEAR, Stage, plan, write
+from kvcourse.training.recipe import VARIANTS, Recipe, batch_at, held_out, new_model, training_texts
+from kvcourse.training.stories.facts import KINDS
+from kvcourse.training.stories.tales import make_story
+from kvcourse.training.vocabulary import train_tokenizer
+
+RECIPE = Recipe()
+END = 0
+OF_PEOPLE = {"food", "amount", "animal", "job", "dress", "journey"}  # kinds whose keys are the people of the story
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A small one: what is tested here holds for any."""
+    rng = Random(0)
+    return train_tokenizer([write(Stage(200, 0.3), rng).text for _ in range(120)], 500)
+
+
+def same(one, other) -> bool:
+    return (
+        torch.equal(one.tokens, other.tokens) and torch.equal(one.weights, other.weights) and one.asked == other.asked
+    )
+
+
+def texts(batch, tokenizer) -> set[str]:
+    """The whole stories in a batch; the last of each row is cut."""
+    found = set()
+    for row in batch.tokens.tolist():
+        ends = [place for place, id in enumerate(row) if id == END]
+        found |= {tokenizer.decode(row[start + 1 : end]) for start, end in zip(ends, ends[1:], strict=False)}
+    return found
+
+
+def digest(text: str) -> int:
+    return sha256(text.encode()).digest()[0] % 5
+
+
+# --- what a step reads -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [0, 500, 1999])
+def test_a_batch_follows_from_seed_and_step_alone(tokenizer, step):
+    first = batch_at(RECIPE, tokenizer, step)
+    random.seed(5), torch.manual_seed(5)
+    assert same(first, batch_at(Recipe(), tokenizer, step))
+    assert not torch.equal(first.tokens, batch_at(replace(RECIPE, seed=1), tokenizer, step).tokens)
+    assert not torch.equal(first.tokens, batch_at(replace(RECIPE, steps=2001), tokenizer, step + 1).tokens)
+
+
+def test_a_batch_knows_no_variant(tokenizer):
+    """All variants read the same: nothing that makes a batch is told which one is trained."""
+    assert list(signature(batch_at).parameters) == ["recipe", "tokenizer", "step"]
+    assert not set(vars(RECIPE)) & {"variant", "n_kv_heads", "window"}
+
+
+@pytest.mark.parametrize(
+    ("step", "rows", "length", "litanies", "weight"),
+    [
+        (0, 16, 64, 1.0, 30.0),
+        (299, 16, 64, 1.0, 30.0),  # 15% of 2000 steps end here
+        (300, 16, 64, 1.0, 30.0),
+        (425, 16, 96, 1.0, 30.0),  # halfway from 64 to 128: 64 sqrt(2) = 90.5, in multiples of 16
+        (549, 16, 128, 1.0, 30.0),  # 12.5% end here
+        (550, 16, 128, 0.8, 10.0),
+        (792, 8, 256, 0.425, 10.0),  # halfway from 128 to 512, which takes a third of the steps that are left
+        (1034, 4, 512, 0.05, 10.0),
+        (1999, 4, 512, 0.05, 10.0),
+    ],
+)
+def test_stages_by_hand(tokenizer, step, rows, length, litanies, weight):
+    stage = RECIPE.stage(step)
+    assert (stage.length, stage.answer_weight) == (length, weight)
+    assert stage.litanies == pytest.approx(litanies, abs=1e-3)
+    batch = batch_at(RECIPE, tokenizer, step)
+    assert batch.tokens.shape == (rows, length + 1) and batch.weights.shape == (rows, length)
+    assert set(batch.weights.unique().tolist()) <= {1.0, weight}
+    assert int(batch.tokens.max()) < 500 and set(batch.tokens[:, 0].tolist()) == {END}
+
+
+def test_no_step_reads_more_than_it_may():
+    """2048 tokens, in rows that never get shorter, and all of these once the first sixth of a run is over."""
+    lengths = [RECIPE.stage(step).length for step in range(2001)]
+    assert lengths == sorted(lengths) and {length % 16 for length in lengths} == {0}
+    assert (lengths[0], lengths[-1]) == (64, 512) == (RECIPE.shortest, RECIPE.max_seq_len)
+    read = [length * min(16, 2048 // length) for length in lengths]
+    assert max(read) == 2048 and min(read) == 16 * 64
+    assert min(read[550:]) > 0.75 * 2048
+
+
+def kinds_at_once(stage, count=150):
+    rng = Random(1)
+    return [Counter(question.kind for question in write(stage, rng).questions) for _ in range(count)]
+
+
+def test_first_come_facts_with_one_word_between_key_and_answer():
+    near = {"owner", "color", "price", "food", "amount", "dress"}
+    bridges = {kind.name: kind.statement.partition("{key} ")[2].partition("{answer}")[0] for kind in KINDS}
+    assert {name for name, words in bridges.items() if words.count(" ") == 1} == near == {kind.name for kind in NEAR}
+    asked = kinds_at_once(RECIPE.stage(0))
+    assert set().union(*asked) == near
+    assert set().union(*kinds_at_once(RECIPE.stage(300))) == set(bridges)  # then those of all kinds
+
+
+def test_first_comes_one_kind_at_once():
+    """Of people there may be too few for all facts of a litany, and only then it has another kind."""
+    asked = kinds_at_once(RECIPE.stage(0))
+    several = [kinds for kinds in asked if len(kinds) > 1]
+    assert len(several) < 0.25 * len(asked)
+    assert all(OF_PEOPLE & set(kinds) for kinds in several)
+    later = [kinds for kinds in kinds_at_once(RECIPE.stage(300)) if len(kinds) > 1]
+    assert len(later) > 0.5 * len(asked) and not all(OF_PEOPLE & set(kinds) for kinds in later)
+
+
+@pytest.mark.parametrize(
+    ("step", "low", "high"), [(0, 1.0, 1.0), (550, 0.74, 0.86), (792, 0.35, 0.5), (1999, 0.02, 0.09)]
+)
+def test_litanies_give_way_to_stories(monkeypatch, step, low, high):
+    monkeypatch.setattr(curriculum, "litany", lambda *args: "litany")
+    monkeypatch.setattr(curriculum, "make_story", lambda *args: "story")
+    rng = Random(0)
+    share = Counter(write(RECIPE.stage(step), rng) for _ in range(500))["litany"] / 500
+    assert low <= share <= high
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_plan_is_possible():
+    """`Plan` refuses what no story can follow; here for each length of a row and many seeds."""
+    rng, seen = Random(0), Counter()
+    for length in range(64, 513):
+        for step in range(550, 2001, 145):
+            made = plan(rng, replace(RECIPE.stage(step), length=length))
+            assert 2 <= made.facts <= 8 and made.questions >= 1 and made.words >= 30
+            seen[made.plain, made.framed] += 1
+    assert set(seen) == {(False, False), (False, True), (True, False)}  # plain stories have no frame
+    with pytest.raises(ValueError, match="words=0"):
+        plan(rng, Stage(0, 0.0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(64, 512), st.integers(550, 2000), st.integers(0, 10**9))
+def test_every_plan_is_followed(length, step, seed):
+    rng = Random(seed)
+    made = plan(rng, replace(RECIPE.stage(step), length=length))
+    story = make_story(rng, made)
+    assert len(story.questions) == made.questions
+    assert len(story.text.split()) >= made.words - 12
+
+
+# --- splits ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_story_is_in_two_splits(tokenizer):
+    """Three fifths of all digests are for training, one is for validation, one for the test."""
+    steps = [0, 310, 500, 600, 700, 800, 1000, 1500, 1999]
+    train = set().union(*(texts(batch_at(RECIPE, tokenizer, step), tokenizer) for step in steps))
+    short = replace(RECIPE, max_seq_len=256, batch_tokens=4096)
+    held = {split: held_out(short, tokenizer, split, 32) for split in ("validation", "test")}
+    held = {split: set().union(*(texts(batch, tokenizer) for batch in batches)) for split, batches in held.items()}
+    assert {digest(text) for text in train} == {0, 1, 2} and len(train) > 60
+    for split, expected in {"validation": 3, "test": 4}.items():
+        assert {digest(text) for text in held[split]} == {expected} and len(held[split]) > 5
+        assert not held[split] & train
+    assert not held["validation"] & held["test"]
+
+
+def test_held_out_rows_do_not_depend_on_the_seed(tokenizer):
+    batches = held_out(RECIPE, tokenizer, "test", 6)
+    assert [tuple(batch.tokens.shape) for batch in batches] == [(4, 513), (4, 513)]  # 6 rows at least
+    again = held_out(replace(RECIPE, seed=9), tokenizer, "test", 6)
+    assert all(same(one, other) for one, other in zip(batches, again, strict=True))
+    assert not same(*batches)
+    assert not same(batches[0], held_out(RECIPE, tokenizer, "validation", 4)[0])
+
+
+def test_the_tokenizer_is_learned_from_training_stories_alone():
+    some = list(islice(training_texts(RECIPE), 60))
+    assert {digest(text) for text in some} == {0, 1, 2}
+    assert some == list(islice(training_texts(replace(RECIPE, seed=4)), 60))  # the same for every seed
+    words = [len(text.split()) for text in some]
+    assert min(words) < 100 and max(words) > 300  # litanies, too, and stories as long as the last
+
+
+# --- learning rate ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        (0, 2e-5),  # the first of 100 steps up
+        (49, 1e-3),
+        (99, 2e-3),
+        (100, 2e-3),
+        (575, 2e-3 * (0.05 + 0.95 * (1 + math.sqrt(0.5)) / 2)),  # a quarter of 1900 steps down: cos 45 degrees
+        (1050, 1.05e-3),  # half of them: the middle of 2e-3 and 1e-4
+        (1999, 1.000013e-4),  # one step before the end: 0.95 (pi/1900)^2 / 4 above 0.05
+    ],
+)
+def test_learning_rate_by_hand(step, rate):
+    assert RECIPE.learning_rate(step) == pytest.approx(rate, rel=1e-6)
+    assert RECIPE.learning_rate(step + 400) != pytest.approx(rate, rel=1e-3)
+
+
+@given(st.integers(2, 500), st.integers(0, 400), st.floats(1e-5, 1), st.floats(0, 1))
+def test_the_peak_is_the_largest_rate(steps, warmup, peak, final):
+    recipe = Recipe(steps=steps, warmup=warmup, peak_lr=peak, final_lr=final)
+    rates = [recipe.learning_rate(step) for step in range(steps)]
+    assert 0 < max(rates) <= peak * (1 + 1e-12)
+    if warmup < steps:
+        assert max(rates) == pytest.approx(peak) and rates[warmup] == pytest.approx(peak)
+        assert rates[:warmup] == sorted(rates[:warmup])
+        assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
+        assert min(rates[warmup:]) >= peak * final * (1 - 1e-12)
+
+
+# --- variants --------------------------------------------------------------------------------------------------------
+
+# 2000 x 192 embeddings and a last norm; in each of 4 layers: queries and outputs of 8 heads of 32, keys and values of
+# the key-value heads, three matrices of 192 x 512, two norms.
+OUTSIDE = 2000 * 192 + 192
+PARAMETERS = {
+    heads: OUTSIDE + 4 * (2 * 192 * 8 * 32 + 2 * 192 * heads * 32 + 3 * 192 * 512 + 2 * 192) for heads in (8, 2, 1)
+}
+
+
+@pytest.mark.parametrize(
+    ("variant", "kv_heads", "window"),
+    [("tiny-mha", 8, None), ("tiny-gqa", 2, None), ("tiny-mqa", 1, None), ("tiny-window", 8, 64)],
+)
+def test_variants_differ_in_attention_alone(variant, kv_heads, window):
+    config = RECIPE.config(variant)
+    assert (config.n_heads, config.n_kv_heads, config.window) == (8, kv_heads, window)
+    assert replace(config, n_kv_heads=8, window=None) == RECIPE.config("tiny-mha")
+    count = sum(weight.numel() for weight in new_model(RECIPE, variant).parameters())
+    assert count == PARAMETERS[kv_heads] < 4_000_000
+
+
+def test_the_four_are_small_enough_to_travel():
+    assert PARAMETERS == {8: 2_351_808, 2: 2_056_896, 1: 2_007_744}
+    models = [new_model(RECIPE, variant) for variant in VARIANTS]
+    halves = sum(weight.half().nbytes for model in models for weight in model.state_dict().values())
+    assert len(models) == 4 and halves == 17_536_512 < 32_000_000
+
+
+def test_an_unknown_variant_is_an_error():
+    with pytest.raises(KeyError, match="tiny-moe"):
+        RECIPE.config("tiny-moe")
