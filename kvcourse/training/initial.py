@@ -3,7 +3,7 @@
 To answer "Mia wore" with what Mia wore, a model must find the place where "Mia wore" stood before. Two layers do it
 together (an induction head, arXiv 2209.11895): one writes into each place which words came just before it, a later
 one compares that between places. Neither is of use without the other, so from weights that are only random a small
-model guesses for millions of tokens before both are there. Here both are begun:
+model goes on guessing. Here both are begun (what that changes is measured in `data/README.md`):
 
 - the first heads of the first layer look one and two tokens back, whatever stands there;
 - in later layers, queries start like keys, so that a place attends to places that resemble it, and what is attended to
