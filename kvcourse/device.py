@@ -1,5 +1,7 @@
 """Where the course runs, in which number format, and why."""
 
+import platform
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -69,3 +71,15 @@ def synchronize(device: torch.device) -> None:
     this measures how fast work was ordered, not how fast it was done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def device_name(device: torch.device) -> str:
+    """What the GPU or CPU calls itself."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return (names or [platform.processor() or platform.machine()])[0]

@@ -4,7 +4,6 @@ import platform
 import textwrap
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
 from statistics import median
 
 import psutil
@@ -12,6 +11,7 @@ import torch
 
 from kvcourse import __version__
 from kvcourse.bench.race import CONTEXTS, Difference, Race, Row, Sample
+from kvcourse.device import device_name
 from kvcourse.roof import Ceilings
 
 SCHEMA = 1  # of the stored report; it changes when a field changes its meaning or goes
@@ -41,7 +41,7 @@ def environment(race: Race) -> dict:
     device = torch.device(about["device"])
     return {
         "device": about["device"],
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "device_name": device_name(device),
         "dtype": about["dtype"],
         "threads": torch.get_num_threads(),
         "cores": psutil.cpu_count(logical=False),
@@ -50,15 +50,6 @@ def environment(race: Race) -> dict:
         "python": platform.python_version(),
         "system": platform.platform(),
     }
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return (names or [platform.processor() or platform.machine()])[0]
 
 
 def summarize(row: Row, contexts: list[int], ceilings: Ceilings) -> dict:

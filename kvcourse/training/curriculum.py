@@ -21,8 +21,9 @@ FACT_WORDS, QUESTION_WORDS, PLAIN_WORDS = 8, 14, 6  # about
 @dataclass(frozen=True)
 class Stage:
     """What the rows of one step are: `length` tokens; `litanies`, the share of them that are litanies, of the kinds
-    `among`, `kinds` at once at most; in the stories, the share `dense` of the words stands in facts and questions, and
-    the share `plain` says and asks them in the shortest way. Answers weigh `answer_weight` in the loss."""
+    `among`, `kinds` at once at most (one more where a kind is about people and they are too few); in the stories, about
+    the share `dense` of the words stands in facts and questions, less in short ones, and the share `plain` says and
+    asks them in the shortest way. Answers weigh `answer_weight` in the loss."""
 
     length: int
     litanies: float

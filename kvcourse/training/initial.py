@@ -23,7 +23,7 @@ from kvcourse.rope import frequencies
 
 EMBEDDING = 0.2  # standard deviation of a word's own part of an embedding
 SHARED = 0.5  # length of the part that all embeddings share, as a multiple of the own part's
-HEAD_SCALE = 0.3  # first scale of the last norm: keeps the first scores of all tokens near zero
+HEAD_SCALE = 0.3  # first scale of the last norm: keeps the first scores of all tokens small
 GAIN = 0.7  # standard deviation of a matrix's output, for inputs of size one
 BACK = (1, 2)  # tokens that the first heads look back
 SHARPNESS = 5.5  # score of the place looked at, in each of the turning pairs used
@@ -34,8 +34,11 @@ PASSED_ON = 0.7  # how much of an output matrix is the value matrix, turned back
 
 
 def initialize(model: Transformer, seed: int, arranged: bool = True) -> None:
-    """Give every weight its starting value, in place; without `arranged` they are only random. Weights that two
-    variants have in common start the same."""
+    """Give every weight its starting value, in place; without `arranged` they are only random.
+
+    Weights that two variants have in common start the same, except that, arranged, those of queries and outputs in
+    later layers follow the variant's own keys and values.
+    """
     for name, weight in model.named_parameters():
         weight.data.copy_(starting_value(name, weight, model.config.n_layers, seed))
     if not arranged:

@@ -9,13 +9,13 @@ import psutil
 import torch
 
 import kvcourse
-from kvcourse.bench.report import cpu_name
+from kvcourse.device import device_name
 from kvcourse.training.history import History
 
 
 def make_provenance(plan: dict, history: History, device: torch.device, command: list[str], source: dict) -> dict:
     """Everything but the checksums. `plan` is that of `make_plan`, `command` makes the model again, and `source` is
-    the `commit()` at which it began."""
+    the `commit()` from which the run was finished."""
     last = history.points[-1]
     return plan | {
         "command": shlex.join(command),
@@ -35,7 +35,7 @@ def make_provenance(plan: dict, history: History, device: torch.device, command:
 def machine(device: torch.device) -> dict:
     """What computed, and how many threads did."""
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "device": device_name(device),
         "cores": psutil.cpu_count(logical=False),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
