@@ -58,7 +58,7 @@ def plan(rng: Random, stage: Stage) -> Plan:
         questions=questions,
         refrains=int(rng.random() < 0.1),
         kinds=rng.choice((1, 1, 2, 2, 3)),
-        cast=rng.choice((3, 3, 4, 5)),
+        cast=rng.choice((2, 3, 3, 4)),
         early=rng.choice((0.2, 0.5, 0.8)),
         framed=framed,
         plain=plain,

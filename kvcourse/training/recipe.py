@@ -12,6 +12,7 @@ the weights that fewer key-value heads do without).
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from random import Random
 
@@ -20,6 +21,7 @@ from tokenizers import Tokenizer
 
 from kvcourse.config import ModelConfig
 from kvcourse.model import Transformer
+from kvcourse.require import require_whole
 from kvcourse.training.curriculum import NEAR, Stage, write
 from kvcourse.training.initial import initialize
 from kvcourse.training.rows import Batch, make_batch, make_row
@@ -32,6 +34,7 @@ VARIANTS = {
     "tiny-mqa": {"n_kv_heads": 1},
     "tiny-window": {"n_kv_heads": 8, "window": 64},
 }
+MIDDLE = 128  # tokens of a row when stories begin
 HELD_OUT_ROWS = 128  # of each split
 TOKENIZER_STORIES = 6000
 
@@ -52,9 +55,9 @@ class Recipe:
     vocab_size: int = 2000
     max_seq_len: int = 512
     rope_theta: float = 100_000.0
-    steps: int = 2000
-    near: float = 0.15
-    facts: float = 0.125
+    steps: int = 2800
+    near: float = 0.12
+    facts: float = 0.1
     rows: int = 16
     batch_tokens: int = 2048
     shortest: int = 64
@@ -67,7 +70,24 @@ class Recipe:
     arranged: bool = True  # start from weights that are near to looking things up (`initial`)
     seed: int = 0
 
+    def __post_init__(self):
+        for name in ("steps", "rows", "warmup"):
+            require_whole(name, getattr(self, name))
+        if not 16 <= self.shortest <= self.max_seq_len <= self.batch_tokens:
+            raise ValueError(
+                f"A step reads whole rows, of at least 16 tokens: shortest={self.shortest}, "
+                f"max_seq_len={self.max_seq_len} and batch_tokens={self.batch_tokens} must be given in rising order."
+            )
+        if not (self.near >= 0 and self.facts >= 0 and self.near + self.facts < 1):
+            raise ValueError(
+                f"near={self.near} and facts={self.facts} are shares of the steps: give two that are at least 0 and "
+                "leave something for stories."
+            )
+
     def config(self, variant: str) -> ModelConfig:
+        """The shape of a variant. Raises `ValueError` for a name that is none."""
+        if variant not in VARIANTS:
+            raise ValueError(f"There is no variant {variant!r}; choose one of {', '.join(VARIANTS)}.")
         return ModelConfig(
             vocab_size=self.vocab_size,
             n_layers=self.n_layers,
@@ -88,26 +108,30 @@ class Recipe:
         progress = (step - self.warmup) / max(1, self.steps - self.warmup)
         return self.peak_lr * (self.final_lr + (1 - self.final_lr) * (1 + math.cos(math.pi * progress)) / 2)
 
-    def stage(self, step: int) -> Stage:
-        """What is read at a step."""
-        progress = step / self.steps
+    def stage(self, progress: float) -> Stage:
+        """What is read when this share of the steps is done."""
+        middle = min(MIDDLE, self.max_seq_len)
         if progress < self.near:
             return Stage(self.shortest, 1.0, kinds=1, among=NEAR, answer_weight=self.answer_weight)
         if progress < self.near + self.facts:
             grown = (progress - self.near) / self.facts
-            return Stage(self.grow(self.shortest, 128, grown), 1.0, answer_weight=self.answer_weight)
-        grown = min(1.0, 3 * (progress - self.near - self.facts) / (1 - self.near - self.facts))
+            return Stage(self.grow(self.shortest, middle, grown), 1.0, answer_weight=self.answer_weight)
+        grown = min(1.0, 4 * (progress - self.near - self.facts) / (1 - self.near - self.facts))
         return Stage(
-            length=self.grow(128, self.max_seq_len, grown),
-            litanies=0.8 - 0.75 * grown,
-            dense=0.8 - 0.3 * grown,
-            plain=0.5 - 0.4 * grown,
+            length=self.grow(middle, self.max_seq_len, grown),
+            litanies=0.8 - 0.77 * grown,
+            dense=0.8 - 0.5 * grown,
+            plain=0.5 - 0.45 * grown,
             answer_weight=self.answer_weight / 3,
         )
 
     def grow(self, short: int, long: int, grown: float) -> int:
-        """From `short` to `long` by equal factors, in multiples of 16."""
-        return round(short * (long / short) ** grown / 16) * 16
+        """From `short` to `long` by equal factors; between them in multiples of 16."""
+        return min(long, round(short * (long / short) ** grown / 16) * 16)
+
+    def at_once(self, stage: Stage) -> int:
+        """How many rows of a stage a step reads."""
+        return min(self.rows, self.batch_tokens // stage.length)
 
 
 def new_model(recipe: Recipe, variant: str, device="cpu") -> Transformer:
@@ -119,31 +143,32 @@ def new_model(recipe: Recipe, variant: str, device="cpu") -> Transformer:
 
 def batch_at(recipe: Recipe, tokenizer: Tokenizer, step: int) -> Batch:
     """What is read at a step: it follows from the recipe's seed and the step alone."""
-    return read(recipe, tokenizer, recipe.stage(step), f"{recipe.seed} {step}", "train")
+    return read(recipe, tokenizer, recipe.stage(step / recipe.steps), f"{recipe.seed} {step}", "train")
 
 
 def held_out(recipe: Recipe, tokenizer: Tokenizer, split: str, rows: int = HELD_OUT_ROWS) -> list[Batch]:
     """At least `rows` rows of the last stage, of stories that are in no other split; the same for every seed."""
-    stage, at_once = recipe.stage(recipe.steps), recipe.batch_tokens // recipe.max_seq_len
-    return [read(recipe, tokenizer, stage, f"{i}", split) for i in range(math.ceil(rows / at_once))]
+    stage = recipe.stage(1.0)
+    return [read(recipe, tokenizer, stage, f"{i}", split) for i in range(math.ceil(rows / recipe.at_once(stage)))]
 
 
 def read(recipe: Recipe, tokenizer: Tokenizer, stage: Stage, seed: str, split: str) -> Batch:
     rng = Random(f"{split} {seed}")
-    count = min(recipe.rows, recipe.batch_tokens // stage.length)
-    rows = [make_row(rng, tokenizer, stage.length, lambda r: write(stage, r), split) for _ in range(count)]
+    write_one = partial(write, stage)
+    rows = [make_row(rng, tokenizer, stage.length, write_one, split) for _ in range(recipe.at_once(stage))]
     return make_batch(rows, stage.answer_weight)
 
 
 def train_tokenizer_of(recipe: Recipe) -> Tokenizer:
-    """The tokenizer, learned from stories as the recipe has them at the end, half of the time, and on the way."""
+    """The tokenizer, learned from stories as the recipe has them at the end, and as much from litanies of all kinds, so
+    that nearly all keys and answers are one token. It does not depend on the number of steps."""
     return train_tokenizer(islice(training_texts(recipe), TOKENIZER_STORIES), recipe.vocab_size)
 
 
 def training_texts(recipe: Recipe) -> Iterator[str]:
     rng = Random("tokenizer")
     while True:
-        step = rng.choice((recipe.steps, rng.randrange(recipe.steps)))
-        text = write(recipe.stage(step), rng).text
+        progress = rng.choice((1.0, recipe.near))
+        text = write(recipe.stage(progress), rng).text
         if split_of(text) == "train":
             yield text

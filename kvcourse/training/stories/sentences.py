@@ -10,7 +10,7 @@ import re
 from random import Random
 
 from kvcourse.training.stories.fillers import FILLERS
-from kvcourse.training.stories.words import article, capital, ing, past, plural, vocabulary
+from kvcourse.training.stories.words import article, by_frequency, capital, ing, ordered, past, plural, vocabulary
 
 SLOT = re.compile(r"\{(\w+)\}")
 ARTICLE = re.compile(r"\b([Aa])n\? ([\w-]+)")
@@ -121,9 +121,9 @@ class Scene:
     def choices(self, section: str, count: int) -> list[str]:
         """This story's few words of a section; drawn when first needed."""
         if section not in self.palette:
-            words, drawn = vocabulary()[section], []
+            words, drawn = ordered(section), []
             while len(drawn) < count:
-                word = self.rng.choice(words)
+                word = by_frequency(self.rng, words)
                 if word not in drawn and self.allowed(word):
                     drawn.append(word)
             self.palette[section] = drawn

@@ -1,7 +1,9 @@
 """The vocabulary of the stories, and the regular inflection of English words."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from random import Random
 
 VOWELS = "aeiou"
 VERBS = ("speech", "replies", "motion", "acts", "stirs", "handle", "noises")
@@ -29,6 +31,19 @@ def sections() -> dict[str, tuple[str, ...]]:
         return sum((expanded(found[entry[1:]]) if entry[0] == "@" else (entry,) for entry in entries), ())
 
     return {name: expanded(entries) for name, entries in found.items()}
+
+
+@cache
+def ordered(section: str) -> tuple[str, ...]:
+    """The words of a section from frequent to rare; here as in languages, the shorter, the more frequent (G. K. Zipf,
+    "The psycho-biology of language", 1935)."""
+    return tuple(sorted(vocabulary()[section], key=lambda word: (len(word), word)))
+
+
+def by_frequency(rng: Random, words: Sequence[str]) -> str:
+    """One of the words, which stand in order, the k-th about as often as 1 / k (Zipf's law): few words make up most of
+    a text, as in any language, and a model that has read little writes those well."""
+    return words[int((len(words) + 1) ** rng.random()) - 1]
 
 
 def plain(entry: str) -> str:
