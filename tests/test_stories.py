@@ -251,7 +251,7 @@ def test_the_corpus_is_what_it_was():
     trained on other stories then, and probes measure something else: change it knowingly, and train again."""
     plans = [Plan(), Plan(60, 3, 3, framed=False), Plan(40, 2, 2, plain=True), Plan(150, 2, 1, refrains=1)]
     texts = [story.text for plan in plans for story in some("train", 0, 5, plan)] + [litany(Random(0)).text]
-    assert sha256("\n".join(texts).encode()).hexdigest()[:16] == "2cb5caa6d082129e"
+    assert sha256("\n".join(texts).encode()).hexdigest()[:16] == "db670fa76ebe040c"
 
 
 def test_same_seed_same_stories():

@@ -127,7 +127,7 @@ class Recipe:
 
     def grow(self, short: int, long: int, grown: float) -> int:
         """From `short` to `long` by equal factors; between them in multiples of 16."""
-        return min(long, round(short * (long / short) ** grown / 16) * 16)
+        return long if grown == 1 else min(long, round(short * (long / short) ** grown / 16) * 16)
 
     def at_once(self, stage: Stage) -> int:
         """How many rows of a stage a step reads."""
