@@ -39,6 +39,16 @@ _HOMES = {
     "announce_stand_in": "weights.notice",
     "perplexity": "quality",
     "recall": "quality",
+    "evaluation_text": "evaluation",
+    "Shape": "shape",
+    "PUBLISHED": "published",
+    "parameters": "cost",
+    "bits_per_number": "cost",
+    "DEVICES": "capacity",
+    "fits": "capacity",
+    "longest_context": "capacity",
+    "largest_batch": "capacity",
+    "WindowCache": "caches",
 }
 _MODULES = ("check", "layers", "plots", "results", "widgets")
 

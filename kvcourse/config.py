@@ -76,16 +76,7 @@ class ModelConfig:
             raise ValueError(f"rope_scaling={self.rope_scaling!r} must be None or a RopeScaling of kvcourse.rope.")
         if self.rope_scaling is not None:
             self.rope_scaling.check(self.d_head)
-        self.check_window()
-
-    def check_window(self) -> None:
-        if isinstance(self.window, list | tuple):
-            windows = tuple(None if w is None else require_whole("window", w) for w in self.window)
-            if len(windows) != self.n_layers:
-                raise ValueError(f"window has {len(windows)} entries, but there are n_layers={self.n_layers} layers.")
-            object.__setattr__(self, "window", windows)
-        elif self.window is not None:
-            object.__setattr__(self, "window", require_whole("window", self.window))
+        object.__setattr__(self, "window", require_window(self.window, self.n_layers))
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -97,12 +88,25 @@ class ModelConfig:
         """How many query heads share one key/value head."""
         return self.n_heads // self.n_kv_heads
 
+    @classmethod
+    def from_hf(cls, source) -> "ModelConfig":
+        """Configuration that a config.json describes: its text, as a dictionary, or the path of it or its folder.
+
+        Llama, Mistral, Qwen2 and Qwen3. Raises `ValueError` naming the field (and its value) that is missing, not
+        supported or not understood, `FileNotFoundError` when there is no such file.
+        """
+        from kvcourse.text_files import given_object
+        from kvcourse.weights.hf_config import read_config
+
+        return read_config(*given_object(source, "config.json"))
+
     def fitting(self, lengths: Iterable[int], room: int = 0) -> list[int]:
         """The lengths as they are, if texts of these lengths and `room` more tokens fit the context. Else all are
         shortened in proportion, so that the longest just fits; those that become equal are kept once.
 
-        Raises `ValueError` when `room` leaves nothing of the context.
+        Raises `ValueError` when `room` is no whole number of at least 0, or leaves nothing of the context.
         """
+        room = require_whole("room", room, least=0)
         lengths = [require_whole("each length", length) for length in lengths]
         limit, longest = self.max_seq_len - room, max(lengths, default=0)
         if limit < 1:
@@ -110,6 +114,16 @@ class ModelConfig:
         if longest <= limit:
             return lengths
         return sorted({max(1, length * limit // longest) for length in lengths})
+
+
+def require_window(window, n_layers: int) -> int | tuple[int | None, ...] | None:
+    """`window` if it is None, a number of tokens, or one of these for each layer, as a tuple; else `ValueError`."""
+    if not isinstance(window, list | tuple):
+        return None if window is None else require_whole("window", window)
+    windows = tuple(None if w is None else require_whole("window", w) for w in window)
+    if len(windows) != n_layers:
+        raise ValueError(f"window has {len(windows)} entries, but there are n_layers={n_layers} layers.")
+    return windows
 
 
 def require_config(config) -> ModelConfig:

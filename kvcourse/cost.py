@@ -5,10 +5,12 @@ out: they are well below one percent of a decoder's operations. `torch.utils.flo
 attention runs as plain matrix products (`SDPBackend.MATH`; the CPU's fused attention it does not see at all).
 """
 
+from math import ceil
 from typing import NamedTuple
 
 from kvcourse.config import ModelConfig, require_config
 from kvcourse.require import require_number, require_whole
+from kvcourse.shape import Shape, as_shape
 
 
 class Flops(NamedTuple):
@@ -61,28 +63,92 @@ def earlier_tokens(config: ModelConfig, context: int) -> list[int]:
     return [context if window is None else min(context, window - 1) for window in config.windows]
 
 
-def parameters(config: ModelConfig) -> int:
-    """Number of weights. A tied head is the embedding matrix and counts once."""
-    c = require_config(config)
-    q_size, kv_size = c.n_heads * c.d_head, c.n_kv_heads * c.d_head
-    layer = 2 * c.d_model * (q_size + kv_size) + 3 * c.d_model * c.d_ff + 2 * c.d_model
-    layer += c.qkv_bias * (q_size + 2 * kv_size) + c.o_bias * c.d_model + c.mlp_bias * (2 * c.d_ff + c.d_model)
-    layer += c.qk_norm * 2 * c.d_head
-    matrices = 1 if c.tie_embeddings else 2
-    return c.n_layers * layer + c.d_model + matrices * c.vocab_size * c.d_model
+def parameters(shape: Shape | ModelConfig, active_only: bool = False) -> int:
+    """Number of weights. A tied head is the embedding matrix and counts once.
+
+    `active_only` counts what one token is multiplied with: of a mixture of experts those picked, and not an embedding
+    of which it reads one row.
+    """
+    s = as_shape(shape)
+    layers = s.n_layers * (attention_parameters(s) + s.n_norms * s.d_model)
+    if s.experts is None:
+        layers += s.n_layers * feed_forward_parameters(s, s.d_ff)
+    else:
+        e = s.experts
+        router = (s.d_model + e.router_bias) * e.n
+        mixture = router + (e.active if active_only else e.n) * feed_forward_parameters(s, e.d_ff)
+        mixture += e.shared * feed_forward_parameters(s, e.d_ff)
+        layers += e.first_dense * feed_forward_parameters(s, s.d_ff) + (s.n_layers - e.first_dense) * mixture
+    matrices = 1 if s.tie_embeddings or active_only else 2
+    return layers + s.d_model + matrices * s.vocab_size * s.d_model
 
 
-def weight_bytes(config: ModelConfig, bits: float = 16) -> int:
+def attention_parameters(s: Shape) -> int:
+    """Weights of one attention layer. With a latent, keys and values are two projections in a row, with a norm between;
+    so are queries, unless they come straight from the residual stream."""
+    if s.latent is None:
+        q_size, kv_size = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
+        weights = 2 * s.d_model * (q_size + kv_size) + s.qkv_bias * (q_size + 2 * kv_size)
+    else:
+        m, q_size = s.latent, s.n_heads * (s.latent.d_nope + s.latent.d_rope)
+        weights = s.d_model * q_size if m.d_query is None else m.d_query * (s.d_model + 1 + q_size)
+        weights += s.d_model * (m.d_latent + m.d_rope) + m.d_latent  # down, and the norm of what is kept
+        weights += m.d_latent * s.n_heads * (m.d_nope + m.d_value)  # up to keys and values
+        weights += s.n_heads * m.d_value * s.d_model
+    return weights + s.o_bias * s.d_model + s.qk_norm * 2 * s.d_head + s.sink_logits * s.n_heads
+
+
+def feed_forward_parameters(s: Shape, d_ff: int) -> int:
+    """Weights of one feed-forward layer, or of one expert: up, gate and down."""
+    return 3 * s.d_model * d_ff + s.mlp_bias * (2 * d_ff + s.d_model)
+
+
+def weight_bytes(shape: Shape | ModelConfig, bits: float = 16) -> int:
     """Bytes of memory for the weights at `bits` each."""
-    return int(parameters(config) * require_number("bits", bits) / 8)
+    return to_bytes(parameters(shape), bits)
 
 
-def cache_bytes(config: ModelConfig, seq_len: int, batch_size: int = 1, bits: float = 16) -> int:
-    """Bytes of keys and values: 2 x layers x KV heads x d_head x tokens x texts x bytes a number."""
-    require_config(config)
+def cache_bytes(
+    shape: Shape | ModelConfig, seq_len: int, batch_size: int = 1, bits: float = 16, block_size: int = 1
+) -> int:
+    """Bytes of cache that must be held for `batch_size` texts of `seq_len` tokens, at `bits` a number.
+
+    Without windows: 2 x layers x KV heads x d_head x tokens x texts x bytes a number. A layer with a window keeps the
+    latest `window` tokens of a text. Memory that comes in pages of `block_size` tokens is held in whole pages.
+    """
+    shape = as_shape(shape)
     seq_len, batch_size = require_whole("seq_len", seq_len, least=0), require_whole("batch_size", batch_size)
-    numbers = 2 * config.n_layers * config.n_kv_heads * config.d_head * seq_len * batch_size
-    return int(numbers * require_number("bits", bits) / 8)
+    block_size = require_whole("block_size", block_size)
+    kept = [seq_len if window is None else min(seq_len, window) for window in shape.windows]
+    slots = sum(-(-tokens // block_size) * block_size for tokens in kept)
+    return batch_size * slot_bytes(shape, slots, bits)
+
+
+def slot_bytes(shape: Shape | ModelConfig, slots: int, bits: float = 16) -> int:
+    """Bytes of `slots` slots: what one layer keeps of one token, a key and a value for each KV head.
+
+    With latent attention (MLA) it is the latent and the rotated part of the key, once for all heads.
+    """
+    shape, slots = as_shape(shape), require_whole("slots", slots, least=0)
+    latent = shape.latent
+    numbers = latent.d_latent + latent.d_rope if latent else 2 * shape.n_kv_heads * shape.d_head
+    return to_bytes(numbers * slots, bits)
+
+
+def bits_per_number(bits: float, group_size: int, scale_bits: float = 16, zero_bits: float = 0) -> float:
+    """Bits that a number really takes when each `group_size` numbers share a scale, and a zero point if it has bits.
+
+    4 bits in groups of 32 with 16-bit scale and zero point are 5.0.
+    """
+    for name, value in (("scale_bits", scale_bits), ("zero_bits", zero_bits)):
+        if value != 0 or isinstance(value, bool):
+            require_number(name, value)
+    return require_number("bits", bits) + (scale_bits + zero_bits) / require_whole("group_size", group_size)
+
+
+def to_bytes(numbers: int, bits: float) -> int:
+    """Bytes for so many numbers of `bits` bits each, the last byte whole."""
+    return ceil(numbers * require_number("bits", bits) / 8)
 
 
 def bytes_moved(config: ModelConfig, new_tokens: int, context: int = 0, batch_size: int = 1, bits: float = 16) -> Bytes:
@@ -93,12 +159,12 @@ def bytes_moved(config: ModelConfig, new_tokens: int, context: int = 0, batch_si
     """
     new_tokens, context, batch_size = require_pass(config, new_tokens, context, batch_size)
     rows = batch_size * new_tokens
-    read = sum(earlier_tokens(config, context))  # over all layers, where `cache_bytes` takes the same for each
+    read = sum(earlier_tokens(config, context))  # over all layers
     unread = 0 if config.tie_embeddings else (config.vocab_size - min(rows, config.vocab_size)) * config.d_model
     return Bytes(
-        weights=weight_bytes(config, bits) - int(unread * bits / 8),
-        cache_read=cache_bytes(config, read, batch_size, bits) // config.n_layers,
-        cache_written=cache_bytes(config, new_tokens, batch_size, bits),
+        weights=weight_bytes(config, bits) - to_bytes(unread, bits),
+        cache_read=batch_size * slot_bytes(config, read, bits),
+        cache_written=batch_size * slot_bytes(config, config.n_layers * new_tokens, bits),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from kvcourse.caches import Cache, DenseCache
+from kvcourse.caches import Cache, DenseCache, WindowCache
 from kvcourse.layers import PADDING
 from kvcourse.model import Transformer
 from kvcourse.require import require_whole
@@ -52,7 +52,8 @@ def generate(
     - `stop_ids`: token ids that end a text (the one made is kept as its last token);
     - `on_token(row, token)`: called as each token arrives.
 
-    `cache` goes on from what it holds; afterwards it holds all but the last token made, which nobody has read yet.
+    The default `cache` is a `WindowCache` if the model has windows, else a `DenseCache`. One that is given goes on from
+    what it holds; afterwards it holds all but the last token made, which nobody has read yet.
     That token needs no slot, so `prompt + max_new_tokens - 1` must fit. `prefill_chunk` feeds the prompt in pieces of
     that many tokens. Raises `ValueError` before any work when something is out of range or does not fit.
     """
@@ -71,7 +72,7 @@ def decode(model: Transformer, texts: Texts, prefill_chunk: int | None = None) -
     if not texts.unfinished:
         return
     prompts = [row.prompt for row in texts.rows]
-    cache = texts.cache or DenseCache(model.config, len(prompts), texts.room, model.dtype, model.device)
+    cache = texts.cache or make_cache(model, len(prompts), texts.room)
     texts.start()
     logits = prefill(model, prompts, cache, prefill_chunk)
     while True:
@@ -85,6 +86,12 @@ def decode(model: Transformer, texts: Texts, prefill_chunk: int | None = None) -
         # One new token a row; a finished row sends padding, which is not stored.
         tokens, positions = pad([row.ids[-1:] if row.running else [] for row in texts.rows], held)
         logits = model(tokens, positions, cache, last_only=True)
+
+
+def make_cache(model: Transformer, batch_size: int, max_len: int) -> Cache:
+    """The cache for a model: one that keeps only what its windows reach, if it has any."""
+    kind = WindowCache if any(model.config.windows) else DenseCache
+    return kind(model.config, batch_size=batch_size, max_len=max_len, dtype=model.dtype, device=model.device)
 
 
 @torch.inference_mode()

@@ -104,7 +104,7 @@ class Transformer(nn.Module):
         cache = NoCache(self.config, tokens.shape[0]) if cache is None else cache
         cache.check_fits(self.config, tokens.shape[0], self.dtype, self.device)
         positions = cache.next_positions(tokens.shape[1]) if positions is None else positions.cpu()
-        self.check_positions(tokens, positions)
+        self.check_positions(tokens, positions, cache)
         with cache.step(positions) as step:
             x = self.embed_tokens(tokens)
             rotary = self.rotary(positions.to(self.device))
@@ -141,9 +141,9 @@ class Transformer(nn.Module):
             )
         return tokens.to(self.device)
 
-    def check_positions(self, tokens: Tensor, positions: Tensor) -> None:
+    def check_positions(self, tokens: Tensor, positions: Tensor, cache: Cache) -> None:
         """Raise `ValueError` unless positions match the tokens, padding (-1) stands on the right, and the model was
-        made for texts that long."""
+        made for texts that long (or `cache` shows it no more of them than it was made for)."""
         if positions.shape != tokens.shape or positions.dtype not in (torch.int64, torch.int32):
             raise ValueError(
                 f"positions must be whole numbers in the shape of tokens {tuple(tokens.shape)}, "
@@ -154,7 +154,7 @@ class Transformer(nn.Module):
             raise ValueError("positions must be 0 or more, with -1 only for padding, and padding only on the right.")
         if int(positions.max()) == PADDING:
             raise ValueError("positions say that every token is padding (-1): give at least one real token.")
-        if int(positions.max()) >= self.config.max_seq_len:
+        if not cache.endless and int(positions.max()) >= self.config.max_seq_len:
             raise ValueError(
                 f"Position {int(positions.max())} is past the model's context of {self.config.max_seq_len} tokens: "
                 "give a shorter text."

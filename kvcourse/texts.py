@@ -131,7 +131,8 @@ def check_room(model: Transformer, prompts: list[list[int]], new_tokens: int, ca
             )
         cache.check_fits(model.config, len(prompts), model.dtype, model.device)
         held = cache.lengths
-        limit, what = (cache.max_len, "the cache") if cache.max_len < limit else (limit, what)
+        if cache.endless or cache.max_len < limit:
+            limit, what = cache.max_len, "the cache"
     # The last token made is never fed back, so it needs no place.
     needed = [h + len(p) + max(new_tokens - 1, 0) for h, p in zip(held, prompts, strict=True)]
     room = max(needed)

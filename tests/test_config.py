@@ -121,6 +121,9 @@ def test_lengths_are_kept_or_shortened_in_proportion(lengths, room, fitted):
     ("lengths", "room", "message"),
     [
         ([4], 8192, r"room=8192 leaves nothing of the context of 8192 tokens"),
+        ([4], -5, "room=-5 must be a whole number of at least 0"),
+        ([4], 1.5, "room=1.5 must be a whole number"),
+        ([4], True, "room=True must be a whole number"),
         ([0, 4], 0, "each length"),
         ([4, 2.5], 0, "each length"),
     ],

@@ -1,12 +1,18 @@
 """Costs in closed form against PyTorch's own counter and against tensors really allocated."""
 
+from dataclasses import replace
+
+import published_configs
 import pytest
 import torch
+import transformers
 from reference import SMOLLM2, random_tokens, small_config, small_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import kvcourse as kv
+from kvcourse.cost import bits_per_number
+from kvcourse.published import PUBLISHED
 
 CONFIGS = [
     small_config(),
@@ -65,7 +71,85 @@ def test_llama_70b_cache_at_128k_by_hand():
     sizes = dict(vocab_size=32000, n_layers=80, n_heads=64, d_model=8192, d_ff=28672)
     grouped = kv.cache_bytes(kv.ModelConfig(**sizes, n_kv_heads=8), 128_000)
     full = kv.cache_bytes(kv.ModelConfig(**sizes), 128_000)
-    assert (round(grouped / 1e9, 1), round(full / 1e9, 1)) == (41.9, 335.5)
+    assert (grouped, full) == (41_943_040_000, 335_544_320_000)
+    assert kv.cache_bytes(PUBLISHED["Llama 3.1 70B"], 128_000) == 41_943_040_000
+
+
+def test_cache_bytes_of_public_models_by_hand():
+    """16 bits a number. 2 bytes, keys and values, layers, KV heads, d_head; then tokens."""
+    for name, tokens, expected in [
+        ("Llama 2 7B", 1, 524_288),  # 2 x 2 x 32 x 32 x 128
+        ("Llama 3.1 8B", 1, 131_072),  # 2 x 2 x 32 x 8 x 128
+        ("Llama 3.1 405B", 1, 516_096),  # 2 x 2 x 126 x 8 x 128
+        ("Qwen2.5 7B", 1, 57_344),  # 2 x 2 x 28 x 4 x 128
+        ("SmolLM2 135M", 1, 23_040),  # 2 x 2 x 30 x 3 x 64
+        ("Mistral 7B v0.1", 4096, 536_870_912),  # 131,072 a token, up to the window
+        ("Mistral 7B v0.1", 128_000, 536_870_912),  # and not more
+        ("Mistral 7B v0.1", 1000, 131_072_000),
+        ("Gemma 2 9B", 8192, 2_113_929_216),  # 8192 x 21 layers x (8192 + 4096)
+        ("Gemma 3 27B", 128_000, 10_921_967_616),  # 8192 x (10 layers x 128,000 + 52 x 1024)
+        ("gpt-oss 120B", 128_000, 4_723_310_592),  # 2048 x 18 layers x (128,000 + 128)
+        ("DeepSeek-V2", 1, 69_120),  # 2 bytes x 60 layers x (512 + 64)
+        ("DeepSeek-V3", 128_000, 8_994_816_000),  # 2 bytes x 61 layers x 576 x 128,000
+    ]:
+        assert kv.cache_bytes(PUBLISHED[name], tokens) == expected, name
+        assert kv.cache_bytes(PUBLISHED[name], tokens, batch_size=3, bits=8) == 3 * expected // 2
+
+
+@pytest.mark.parametrize("name", ["Llama 3.1 70B", "Mistral 7B v0.1", "Gemma 2 27B", "Gemma 3 12B", "gpt-oss 20B"])
+@pytest.mark.parametrize("tokens", [100, 2000, 40_000])
+def test_cache_bytes_are_those_of_transformers_fixed_cache(name, tokens):
+    """`StaticCache` allocates what a text of so many tokens needs, layer by layer, here without memory behind it."""
+    config, shape = published_configs.hugging_face_config(published_configs.CONFIGS[name]), PUBLISHED[name]
+    cache = transformers.StaticCache(config, max_cache_len=tokens)
+    cache.early_initialization(2, shape.n_kv_heads, shape.d_head, torch.bfloat16, torch.device("meta"))
+    allocated = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert kv.cache_bytes(shape, tokens, batch_size=2) == allocated
+    if shape.window and tokens > 4096:  # a bill that forgets the windows is larger
+        assert kv.cache_bytes(replace(shape, window=None), tokens, batch_size=2) > allocated
+
+
+def test_a_dense_cache_reserves_every_slot_whatever_the_windows():
+    config = small_config(window=(8, None))
+    cache = kv.DenseCache(config, batch_size=3, max_len=40, dtype=torch.float32, device="cpu")
+    assert cache.nbytes == kv.DenseCache.bytes_for(config, 3, 40) == 2 * 2 * 2 * 8 * 40 * 3 * 4
+    assert kv.cache_bytes(config, 40, batch_size=3, bits=32) == 2 * 2 * 8 * (8 + 40) * 3 * 4 < cache.nbytes
+    ring = kv.WindowCache(config, batch_size=3, max_len=40, dtype=torch.float32, device="cpu")
+    assert ring.nbytes == kv.cache_bytes(config, 40, batch_size=3, bits=32)
+    for rows, slots, name in [(0, 4, "batch_size=0"), (1, 0, "max_len=0"), (1, 2.5, "max_len=2.5")]:
+        with pytest.raises(ValueError, match=name):
+            kv.DenseCache.bytes_for(config, rows, slots)
+
+
+def test_pages_are_held_whole():
+    """Pages of 16: 33 tokens take 48 slots, in each text and layer by itself; windows of 20 take 32."""
+    token = 2 * 2 * 8 * 2  # bytes in one layer
+    config = small_config(window=(20, None))
+    assert kv.cache_bytes(config, 33, 3, block_size=16) == 3 * (32 + 48) * token
+    assert kv.cache_bytes(config, 32, 3, block_size=16) == 3 * (32 + 32) * token
+    assert kv.cache_bytes(config, 33, 3, block_size=1) == kv.cache_bytes(config, 33, 3) == 3 * (20 + 33) * token
+    assert kv.cache_bytes(config, 0, block_size=16) == 0
+    with pytest.raises(ValueError, match="block_size=0"):
+        kv.cache_bytes(config, 33, block_size=0)
+
+
+def test_bits_with_the_scales_of_their_groups():
+    """GGUF's Q4_0 stores 32 numbers in 18 bytes, Q4_1 in 20, Q8_0 in 34."""
+    assert bits_per_number(4, 32) == 18 * 8 / 32 == 4.5
+    assert bits_per_number(4, 32, zero_bits=16) == 20 * 8 / 32 == 5.0
+    assert bits_per_number(8, 32) == 34 * 8 / 32 == 8.5
+    assert bits_per_number(4, 64, scale_bits=0) == 4
+    assert kv.weight_bytes(PUBLISHED["Llama 2 70B"], bits_per_number(4, 64)) == 36_643_844_352  # 4.25 bits
+    for arguments, message in [
+        ((0, 32), "bits=0"),
+        ((4, 0), "group_size=0"),
+        ((4, 2.5), "group_size=2.5"),
+        ((4, 32, -1), "scale_bits=-1"),
+        ((4, 32, 16, "0"), "zero_bits='0'"),
+        ((4, 32, 16, False), "zero_bits=False"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            bits_per_number(*arguments)
 
 
 def test_bytes_moved_by_hand():
@@ -122,11 +206,19 @@ def test_sizes_out_of_range_are_refused_and_numpy_integers_do_not_wrap_around():
     assert kv.cache_bytes(SMOLLM2, np.int32(500_000)) == 11_520_000_000
 
 
-@pytest.mark.parametrize("function", [kv.flops, kv.bytes_moved, kv.cache_bytes, kv.weight_bytes])
-def test_a_model_or_a_name_in_place_of_a_config_is_refused(function):
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [
+        (kv.flops, "config must be a ModelConfig, such as lm.config"),
+        (kv.bytes_moved, "config must be a ModelConfig, such as lm.config"),
+        (kv.cache_bytes, "shape must be a Shape, .*, or a ModelConfig, such as lm.config"),
+        (kv.weight_bytes, "shape must be a Shape, .*, or a ModelConfig, such as lm.config"),
+    ],
+)
+def test_a_model_or_a_name_in_place_of_a_config_is_refused(function, wanted):
     model = small_model()
     for given in (model, "smollm2-135m", None, 5):
         kind = type(given).__name__
-        with pytest.raises(ValueError, match=f"config must be a ModelConfig, such as lm.config; got {kind}"):
+        with pytest.raises(ValueError, match=f"{wanted}; got {kind}"):
             function(given, 1)
     assert function(model.config, 1)

@@ -3,5 +3,6 @@
 from kvcourse.caches.base import Cache, Step
 from kvcourse.caches.dense import DenseCache
 from kvcourse.caches.none import NoCache
+from kvcourse.caches.window import WindowCache
 
-__all__ = ["Cache", "DenseCache", "NoCache", "Step"]
+__all__ = ["Cache", "DenseCache", "NoCache", "Step", "WindowCache"]

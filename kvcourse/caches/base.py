@@ -12,6 +12,7 @@ Leaving the block without an error moves the length; an error leaves the cache a
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 
 import torch
 from torch import Tensor
@@ -31,9 +32,13 @@ class Step(ABC):
 class Cache(ABC):
     """Keys and values of the tokens seen so far, for `batch_size` rows of text.
 
-    `lengths` has one number for each row: how many tokens it holds. `length` is the longest. `max_len` is how many
-    a row can hold.
+    `lengths` has one number for each row: how many tokens it has taken in. `length` is the longest. `max_len` is how
+    many a row can take.
     """
+
+    dtype: torch.dtype | None = None  # of the numbers kept; None: it keeps none
+    device: torch.device | None = None
+    endless = False  # True: no query looks back further than the model's context, however long the text
 
     def __init__(self, config: ModelConfig, batch_size: int = 1):
         self.config = config
@@ -43,7 +48,7 @@ class Cache(ABC):
 
     @property
     def length(self) -> int:
-        """Tokens held by the longest row."""
+        """Tokens of the longest row."""
         return max(self.lengths)
 
     @property
@@ -112,3 +117,30 @@ class Cache(ABC):
                 f"This cache holds {self.batch_size} rows of text, but {batch_size} were given; "
                 f"make one with batch_size={batch_size}."
             )
+        if self.dtype is not None and (dtype, device) != (self.dtype, self.device):
+            raise ValueError(
+                f"This cache holds {self.dtype} on {self.device}, the model computes in {dtype} on {device}; "
+                "pass dtype=model.dtype, device=model.device when you make the cache."
+            )
+
+    def check_room(self, positions: Tensor) -> None:
+        """Raise `ValueError` when a row would get longer than `max_len`."""
+        needed = int(positions.max()) + 1
+        if needed > self.max_len:
+            raise ValueError(
+                f"The cache has room for {self.max_len} tokens a row, but this step needs {needed}: "
+                f"make a {type(self).__name__} with a larger max_len, or give a shorter text."
+            )
+
+    def allocate(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Zeros for keys and for values; `ValueError` when so much memory cannot be had."""
+        try:
+            with torch.inference_mode(False):  # usable in and out of inference mode, wherever it is made
+                keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
+                return keys, torch.zeros_like(keys)
+        except (RuntimeError, TypeError) as error:  # what PyTorch raises depends on how far too large it is
+            size = 2 * prod(shape) * self.dtype.itemsize / 1e9
+            raise ValueError(
+                f"A cache for {self.batch_size} x {self.max_len:,} tokens takes {size:,.1f} GB, which could not be had "
+                f"on {self.device}: give a smaller max_len or batch_size."
+            ) from error

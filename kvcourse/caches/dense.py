@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvcourse.caches.base import Cache, Step
 from kvcourse.config import ModelConfig
-from kvcourse.cost import cache_bytes
+from kvcourse.cost import slot_bytes
 from kvcourse.device import as_dtype, resolve
 from kvcourse.layers import attention, visible
 from kvcourse.require import require_whole
@@ -26,23 +26,15 @@ class DenseCache(Cache):
         self.max_len = require_whole("max_len", config.max_seq_len if max_len is None else max_len)
         self.device, self.dtype = resolve(device, dtype)
         shape = (config.n_layers, self.batch_size, config.n_kv_heads, self.max_len, config.d_head)
-        try:
-            with torch.inference_mode(False):  # usable in and out of inference mode, wherever it is made
-                self.keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
-                self.values = torch.zeros_like(self.keys)
-        except (RuntimeError, TypeError) as error:  # what PyTorch raises depends on how far too large it is
-            size = self.bytes_for(config, batch_size, self.max_len, self.dtype) / 1e9
-            raise ValueError(
-                f"A cache for {self.batch_size} x {self.max_len:,} tokens takes {size:,.1f} GB, which could not be had "
-                f"on {self.device}: give a smaller max_len or batch_size."
-            ) from error
+        self.keys, self.values = self.allocate(shape)
         self.written = 0  # slots that hold numbers, those of a step that failed included
 
     @staticmethod
     def bytes_for(config: ModelConfig, batch_size: int = 1, max_len: int | None = None, dtype=torch.float32) -> int:
-        """Bytes such a cache allocates: keys and values of every layer, key/value head and slot."""
-        slots = config.max_seq_len if max_len is None else max_len
-        return cache_bytes(config, slots, batch_size, bits=8 * as_dtype(dtype).itemsize)
+        """Bytes such a cache allocates: keys and values of every layer, key/value head and slot. Windows save none."""
+        rows = require_whole("batch_size", batch_size)
+        slots = require_whole("max_len", config.max_seq_len if max_len is None else max_len)
+        return slot_bytes(config, config.n_layers * rows * slots, bits=8 * as_dtype(dtype).itemsize)
 
     @property
     def nbytes(self) -> int:
@@ -55,23 +47,10 @@ class DenseCache(Cache):
         self.written = self.length
 
     def begin(self, positions: Tensor) -> Step:
-        needed = int(positions.max()) + 1
-        if needed > self.max_len:
-            raise ValueError(
-                f"The cache has room for {self.max_len} tokens a row, but this step needs {needed}: "
-                "make a DenseCache with a larger max_len, or give a shorter text."
-            )
-        self.written = max(self.written, needed)
+        self.check_room(positions)
+        self.written = max(self.written, int(positions.max()) + 1)
         uniform = bool((positions == positions[:1]).all()) and int(positions.min()) >= 0
         return (UniformStep if uniform else RaggedStep)(self, positions)
-
-    def check_fits(self, config: ModelConfig, batch_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        super().check_fits(config, batch_size, dtype, device)
-        if (dtype, device) != (self.dtype, self.device):
-            raise ValueError(
-                f"This cache holds {self.dtype} on {self.device}, the model computes in {dtype} on {device}; "
-                "pass dtype=model.dtype, device=model.device when you make the cache."
-            )
 
 
 class UniformStep(Step):
