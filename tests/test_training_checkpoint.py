@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from kvcourse.training import files
-from kvcourse.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
+from kvcourse.training.checkpoint import CHECKPOINT, digest, load_checkpoint, save_checkpoint
 from kvcourse.training.files import write_whole
 
 TENSORS = {
@@ -76,6 +76,19 @@ def test_a_sound_file_of_another_program_is_refused(tmp_path):
     for metadata in (None, {"format": "pt"}, {"record": "{}"}, {"record": "{}", "sha256": "0"}):
         save_file(TENSORS, tmp_path / "other", metadata)
         refused(tmp_path, (tmp_path / "other").read_bytes())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
+def test_a_record_that_is_no_json_is_refused(tmp_path, text):
+    save_file(TENSORS, tmp_path / "other", {"record": text, "sha256": digest(text, TENSORS)})
+    refused(tmp_path, (tmp_path / "other").read_bytes())
+    save_file(TENSORS, tmp_path / "other", {"record": "{}", "sha256": digest("{}", TENSORS)})
+    assert load_checkpoint(tmp_path / "other")[1] == {}
+
+
+def test_a_folder_in_its_place_is_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match=f"The checkpoint {tmp_path} cannot be read .it is a folder.: .* move it away"):
+        load_checkpoint(tmp_path)
 
 
 def refused(folder: Path, content: bytes) -> None:

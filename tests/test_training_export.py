@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 from dataclasses import replace
 from hashlib import sha256
@@ -14,9 +15,9 @@ import transformers
 import kvcourse as kv
 from kvcourse.training import export as module
 from kvcourse.training import provenance
-from kvcourse.training.export import export, read_provenance
+from kvcourse.training.export import APART, FILES, export, read_provenance
 from kvcourse.training.history import History
-from kvcourse.training.provenance import commit, make_provenance
+from kvcourse.training.provenance import commit, make_provenance, origin
 from kvcourse.training.resume import make_plan
 
 transformers.logging.set_verbosity_error()
@@ -103,7 +104,7 @@ def test_the_folder_loads_back_with_equal_weights(tmp_path, variant):
     assert lm.config == model.config and lm.name == variant
     state = lm.model.state_dict()
     assert all(torch.equal(state[name], weight.half().float()) for name, weight in model.state_dict().items())
-    assert {path.name for path in (tmp_path / variant).iterdir()} == SHIPPED
+    assert {path.name for path in (tmp_path / variant).iterdir()} == SHIPPED == set(FILES)
 
 
 def test_the_tokenizers_agree(tmp_path):
@@ -152,6 +153,35 @@ def test_a_full_disk_leaves_the_model_that_was_there(tmp_path, monkeypatch):
     assert read_provenance(folder)["command"] == "second"
 
 
+def test_what_a_killed_export_left_is_swept(tmp_path):
+    (tmp_path / APART).mkdir()
+    (tmp_path / APART / "model.safetensors").write_bytes(b"half of it")
+    assert {path.name for path in written(tmp_path, model_of()).iterdir()} == SHIPPED
+
+
+@pytest.mark.parametrize("moved", range(1, len(FILES)))
+def test_a_model_of_which_some_files_are_missing_is_known_by_its_provenance(tmp_path, monkeypatch, moved):
+    """As when the power fails while files are moved to their places."""
+    really, calls = os.replace, []
+
+    def failing(source, target):
+        if APART in str(target):  # this one is still being written
+            return really(source, target)
+        calls.append(target)
+        if len(calls) > moved:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        really(source, target)
+
+    monkeypatch.setattr(module.os, "replace", failing)
+    with pytest.raises(RuntimeError, match=f"{tmp_path} could not be written .Input/output error.: put that right"):
+        written(tmp_path, model_of())
+    with pytest.raises(ValueError, match=f"{FILES[moved]} is missing"):
+        read_provenance(tmp_path)
+    assert len(list(tmp_path.iterdir())) == moved
+    monkeypatch.undo()
+    read_provenance(written(tmp_path, model_of()))
+
+
 # --- provenance ------------------------------------------------------------------------------------------------------
 
 
@@ -171,6 +201,9 @@ def test_checksums_are_those_of_the_files_and_are_compared(tmp_path):
             read_provenance(folder)
         (folder / name).write_bytes(content)
     read_provenance(folder)
+    (folder / "provenance.json").write_text('{"sha256": {}}')  # a model of no files
+    with pytest.raises(ValueError, match="provenance.json is missing or damaged"):
+        read_provenance(folder)
 
 
 def test_provenance_says_how_it_was_made():
@@ -179,14 +212,20 @@ def test_provenance_says_how_it_was_made():
     history.close(8, 1e-3, 3.25)
     recipe = replace(standin.Recipe(), seed=3)
     plan = make_plan(recipe, "tiny-gqa", torch.tensor([[0, 1]]))
-    source = {"commit": "0" * 40, "clean": True}
-    found = make_provenance(plan, history, torch.device("cpu"), ["kvcourse", "train", "a b"], source)
+    begun = origin(torch.device("cpu")) | {"commit": "0" * 40, "clean": True}
+    history.begin(0, begun)
+    found = make_provenance(plan, history, ["kvcourse", "train", "a b"])
     assert json.loads(json.dumps(found)) == found
     expected = {"variant": "tiny-gqa", "seed": 3, "steps": 8, "tokens": 96, "loss": 2.0, "validation_loss": 3.25}
     expected |= {"minutes": 1.5, "command": "kvcourse train 'a b'", "commit": "0" * 40, "clean": True}
     assert {name: found[name] for name in expected} == expected
     assert found["recipe"]["lengths"] == [12, 24] and found["recipe"]["seed"] == 3
     assert found["machine"]["threads"] == torch.get_num_threads() and found["machine"]["torch"] == torch.__version__
+    assert found["kvcourse"] == kv.__version__
+    assert not {"step", "resumed"} & found.keys()
+    history.begin(5, begun | {"commit": "1" * 40})
+    resumed = make_provenance(plan, history, [])
+    assert resumed["commit"] == "0" * 40 and resumed["resumed"] == [{"step": 5, **begun, "commit": "1" * 40}]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from training_standin import Recipe
 
 from kvcourse.training import trainer
-from kvcourse.training.checkpoint import CHECKPOINT, load_checkpoint
+from kvcourse.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from kvcourse.training.history import History, bucket
 from kvcourse.training.trainer import Stopped, answered, make_optimizer, take_step, train, validation_loss
 
@@ -54,6 +54,11 @@ def stopping(at, recipe=RECIPE):
         return standin.batch_at(recipe, None, step)
 
     return batch_at
+
+
+def only_the_first(step):
+    """The batch of step 0, which tells the data of a run; an error for whoever would train on."""
+    return standin.batch_at(RECIPE, None, step) if step == 0 else 1 / 0
 
 
 # --- one step --------------------------------------------------------------------------------------------------------
@@ -225,7 +230,7 @@ def test_a_second_ctrl_c_stops_at_once_and_the_handler_is_put_back(tmp_path):
 
 def test_a_finished_run_is_not_trained_again(tmp_path):
     whole, history = run(tmp_path)
-    model, again = run(tmp_path, batch_at=lambda step: standin.batch_at(Recipe(), None, step) if step == 0 else 1 / 0)
+    model, again = run(tmp_path, batch_at=only_the_first)
     assert differing(weights(model), weights(whole)) == []
     assert (again.points, again.tokens) == (history.points, history.tokens)
 
@@ -286,7 +291,117 @@ def test_a_run_that_diverges_keeps_the_checkpoint_before(tmp_path, monkeypatch, 
 def test_the_folder_is_asked_for_before_any_work(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(ValueError, match="is a file"):
-        run(file, batch_at=lambda step: 1 / 0)
-    with pytest.raises(ValueError, match="cannot be made"):
-        run(file / "below", batch_at=lambda step: 1 / 0)
+    for folder in (file, file / "below"):
+        with pytest.raises(ValueError, match=f"{file} is a file"):
+            run(folder, batch_at=lambda step: 1 / 0)
+
+
+def test_ctrl_c_during_the_last_step_stops_too(tmp_path):
+    whole, history = run(tmp_path / "whole")
+    with pytest.raises(Stopped, match="after step 8 of 8"):
+        run(tmp_path / "stopped", batch_at=stopping(7))
+    model, finished = run(tmp_path / "stopped", batch_at=only_the_first)
+    assert differing(weights(model), weights(whole)) == [] and finished.points == history.points
+
+
+# --- who computed ----------------------------------------------------------------------------------------------------
+
+
+def test_each_part_of_a_run_keeps_its_origin(tmp_path):
+    stops = [(2, {"commit": "a"}), (4, {"commit": "a"}), (6, {"commit": "b"})]
+    for at, origin in stops:
+        with pytest.raises(Stopped):
+            run(tmp_path, batch_at=stopping(at), origin=origin)
+    _, history = run(tmp_path, origin={"commit": "b", "threads": 2})
+    parts = [{"step": 0, "commit": "a"}, {"step": 5, "commit": "b"}, {"step": 7, "commit": "b", "threads": 2}]
+    assert history.parts == parts
+    _, history = run(tmp_path, origin={"commit": "c"}, batch_at=only_the_first)
+    assert history.parts == parts  # it had nothing to compute
+
+
+def test_a_part_without_a_step_is_forgotten():
+    history = History()
+    history.begin(0, {"commit": "a"})
+    history.begin(0, {"commit": "b"})
+    history.begin(3, {"commit": "c"})
+    history.begin(3, {"commit": "b"})
+    assert history.parts == [{"step": 0, "commit": "b"}]
+
+
+# --- checkpoints that this program did not write ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Tensors and record of a run that was stopped after four steps."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.raises(Stopped):
+        run(folder, batch_at=stopping(3))
+    return load_checkpoint(folder / CHECKPOINT)
+
+
+def refused(folder, tensors, record):
+    save_checkpoint(folder / CHECKPOINT, tensors, record)
+    with pytest.raises(ValueError, match="is damaged or no checkpoint of this version of kvcourse.*--restart"):
+        run(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recipe": None},
+        {"recipe": []},
+        {"recipe": {}},
+        {"step": "4"},
+        {"step": True},
+        {"step": -1},
+        {"step": 9},
+        {"step": 8},  # a run that has ended has a point there
+        {"history": None},
+        {"history": []},
+        {"history": {}},
+    ],
+)
+def test_a_foreign_record_is_refused(tmp_path, stopped, changes):
+    tensors, record = stopped
+    refused(tmp_path, tensors, record | changes)
+    for name in changes:
+        refused(tmp_path, tensors, {key: value for key, value in record.items() if key != name})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"points": {}},
+        {"points": [5]},
+        {"points": [{"step": 4}]},
+        {"parts": []},
+        {"parts": [{}]},
+        {"parts": [{"step": "0"}]},
+        {"tokens": 1.5},
+        {"seconds": None},
+        {"recall": []},
+        {"more": 1},
+    ],
+)
+def test_a_foreign_history_is_refused(tmp_path, stopped, changes):
+    tensors, record = stopped
+    refused(tmp_path, tensors, record | {"history": record["history"] | changes})
+
+
+@pytest.mark.parametrize("record", [[], None, 5, "text", {}, {"step": 4}])
+def test_a_record_that_is_none_is_refused(tmp_path, stopped, record):
+    refused(tmp_path, stopped[0], record)
+
+
+def test_other_tensors_are_refused(tmp_path, stopped):
+    tensors, record = stopped
+    weight, known = "model.embed_tokens.weight", "optimizer.0.exp_avg"
+    for name in (weight, known, "optimizer.0.step"):
+        refused(tmp_path, {key: tensor for key, tensor in tensors.items() if key != name}, record)
+        refused(tmp_path, tensors | {name: torch.zeros(3, 2)}, record)
+    for name in ("other", "model.other", "optimizer.other", "optimizer.x.y"):
+        refused(tmp_path, tensors | {name: torch.zeros(2)}, record)
+    refused(tmp_path, {key: tensor for key, tensor in tensors.items() if key.startswith("model.")}, record)
+    save_checkpoint(tmp_path / CHECKPOINT, tensors, record)
+    run(tmp_path)

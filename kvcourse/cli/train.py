@@ -1,19 +1,19 @@
 """Make the course's own small models again, from nothing: stories, tokenizer, training, the folder that is shipped."""
 
+import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 HELP = "train the course's small models again (about 25 minutes each on two cores)"
+MOST_STEPS = 1_000_000  # days on a GPU
+MOST_SEED = 2**32 - 1
 
 
 def add_arguments(parser) -> None:
     parser.add_argument("name", metavar="NAME", help="tiny-mha, tiny-gqa, tiny-mqa, tiny-window, or all of them: all")
     parser.add_argument(
-        "--folder",
-        type=Path,
-        default=Path("trained"),
-        metavar="DIR",
-        help="a model goes to DIR/NAME (default: trained)",
+        "--folder", default="trained", metavar="DIR", help="a model goes to DIR/NAME (default: trained)"
     )
     parser.add_argument("--steps", type=int, metavar="N", help="steps to train, to try something out (default: recipe)")
     parser.add_argument("--seed", type=int, metavar="N", help="another start and other stories (default: 0)")
@@ -27,76 +27,99 @@ def add_arguments(parser) -> None:
 
 
 def main(arguments) -> int:
-    import torch
-
-    from kvcourse.device import resolve
-    from kvcourse.require import require_whole
     from kvcourse.training import recipe as recipes
-    from kvcourse.training.files import usable
-    from kvcourse.training.provenance import commit
+    from kvcourse.training.files import hold, usable
+    from kvcourse.training.provenance import origin
 
     names = pick(arguments.name, list(recipes.VARIANTS))
-    given = {}
-    if arguments.steps is not None:
-        given["steps"] = require_whole("--steps", arguments.steps)
-    if arguments.seed is not None:
-        given["seed"] = require_whole("--seed", arguments.seed, least=0)
-    recipe = recipes.Recipe(**given)
-    device, _ = resolve(arguments.device)
-    if device.type == "meta":
-        raise ValueError('--device meta has shapes without numbers, so nothing can be trained there: use "cpu".')
-    if arguments.threads is not None:
-        torch.set_num_threads(require_whole("--threads", arguments.threads))
-    folders = [usable(arguments.folder / name) for name in names]
-    options = [text for name, value in given.items() for text in (f"--{name}", str(value))]
-    source = commit()
-    say("Making the tokenizer and the rows that are held out ...")
-    tokenizer = recipes.train_tokenizer_of(recipe)
-    data = Data(recipes, recipe, tokenizer)
-    for name, folder in zip(names, folders, strict=True):
-        produce(data, name, folder, device, arguments.restart, ["kvcourse", "train", name, *options], source)
+    changes = recipe_changes(arguments)
+    recipe = recipes.Recipe(**changes)
+    options = [text for name, value in changes.items() for text in (f"--{name}", str(value))]
+    device = pick_device(arguments.device)
+    set_threads(arguments.threads)
+    if not arguments.folder:
+        raise ValueError('--folder "" names no folder: give one, such as trained.')
+    folders = [usable(Path(arguments.folder) / name) for name in names]
+    computer = origin(device)
+    with ExitStack() as held:  # whatever can be refused is, of all models before the first is trained
+        for folder in folders:
+            held.enter_context(hold(folder))
+        runs = [Run(name, folder, arguments.restart) for name, folder in zip(names, folders, strict=True)]
+        for run in runs:
+            run.follow(recipe)
+        say("Making the tokenizer and the rows that are held out ...")
+        data = Data(recipes, recipe)
+        tokens = data.batch_at(0).tokens
+        for run in runs:
+            run.follow(recipe, tokens)
+        for run in runs:
+            produce(run, data, device, computer, options)
     return 0
+
+
+class Run:
+    """A model that is asked for: its name and folder, what an earlier run left there, and what is planned."""
+
+    def __init__(self, name: str, folder: Path, restart: bool):
+        from kvcourse.training.resume import find_earlier
+
+        self.name, self.folder, self.restart = name, folder, restart
+        self.earlier = find_earlier(folder, restart)
+
+    def follow(self, recipe, tokens=None) -> None:
+        """Plan by the recipe. Raises `ValueError` when the earlier run was planned in another way."""
+        from kvcourse.training.resume import compare, make_plan
+
+        self.plan = make_plan(recipe, self.name, tokens)
+        if self.earlier:
+            compare(*self.earlier, self.plan)
 
 
 class Data:
     """What is the same for every variant: the recipe, its tokenizer, what each step reads, and the rows held out."""
 
-    def __init__(self, recipes, recipe, tokenizer):
-        self.recipes, self.recipe, self.tokenizer = recipes, recipe, tokenizer
-        self.validation = recipes.held_out(recipe, tokenizer, "validation", rows=32)  # often measured, so few
+    def __init__(self, recipes, recipe):
+        self.recipes, self.recipe = recipes, recipe
+        self.tokenizer = recipes.train_tokenizer_of(recipe)
+        self.validation = recipes.held_out(recipe, self.tokenizer, "validation", rows=32)  # often measured, so few
 
     def batch_at(self, step: int):
         return self.recipes.batch_at(self.recipe, self.tokenizer, step)
 
 
-def produce(data: Data, name: str, folder: Path, device, restart: bool, command: list[str], source: dict) -> None:
+def produce(run: Run, data: Data, device, computer: dict, options: list[str]) -> None:
     """Train one model and write its folder, unless it is there. Raises what `train` and `export` raise."""
     from kvcourse.training.checkpoint import CHECKPOINT
-    from kvcourse.training.export import PROVENANCE, export, read_provenance
+    from kvcourse.training.export import export
     from kvcourse.training.provenance import make_provenance
-    from kvcourse.training.resume import compare, make_plan
     from kvcourse.training.trainer import Stopped, train
 
-    plan = make_plan(data.recipe, name, data.batch_at(0).tokens)
-    checkpoint = folder / CHECKPOINT
-    if not restart and not checkpoint.exists() and (folder / PROVENANCE).exists():
-        compare(folder / PROVENANCE, read_provenance(folder), plan)
-        say(f"{name} is in {folder} already, trained in this way; --restart would train it again.")
+    checkpoint = run.folder / CHECKPOINT
+    if run.earlier and run.earlier[0] != checkpoint:
+        say(f"{run.name} is in {run.folder} already, trained in this way; --restart would train it again.")
         return
-    if not restart and checkpoint.exists():
-        say(f"Going on with {name} from {checkpoint}.")
-    model = data.recipes.new_model(data.recipe, name, device)
+    if run.earlier:
+        say(f"Going on with {run.name} from {checkpoint}.")
+    model = data.recipes.new_model(data.recipe, run.name, device)
     try:
-        history = train(model, data.recipe, name, data.batch_at, data.validation, folder, resume=not restart)
+        history = train(
+            model,
+            data.recipe,
+            run.name,
+            data.batch_at,
+            data.validation,
+            run.folder,
+            origin=computer,
+            resume=not run.restart,
+        )
     except Stopped as stopped:
-        say(f"\n{stopped} The same command{' without --restart' * restart} goes on from there.")
+        say(f"\n{stopped} The same command{f' for {run.name}, without --restart,' * run.restart} goes on from there.")
         raise
-    provenance = make_provenance(plan, history, device, command, source)
-    export(model, data.tokenizer, folder, provenance, history.points)
+    provenance = make_provenance(run.plan, history, ["kvcourse", "train", run.name, *options])
+    export(model, data.tokenizer, run.folder, provenance, history.points)
     checkpoint.unlink()  # what is left is what is shipped
-    print(
-        f"{name} is in {folder}: validation loss {provenance['validation_loss']:.4f}, {provenance['minutes']} minutes"
-    )
+    validation_loss, minutes = provenance["validation_loss"], provenance["minutes"]
+    print(f"{run.name} is in {run.folder}: validation loss {validation_loss:.4f}, {minutes} minutes")
 
 
 def pick(name: str, variants: list[str]) -> list[str]:
@@ -110,6 +133,47 @@ def pick(name: str, variants: list[str]) -> list[str]:
     near = difflib.get_close_matches(name.lower(), variants, cutoff=0.4)
     meant = f" Did you mean {' or '.join(near)}?" if near else ""
     raise ValueError(f"There is no recipe for {name!r}.{meant} Give one of {', '.join(variants)}, or all.")
+
+
+def recipe_changes(arguments) -> dict[str, int]:
+    """What the options change in the recipe. Raises `ValueError` for a number out of range."""
+    changes = {}
+    if arguments.steps is not None:
+        changes["steps"] = require_between("--steps", arguments.steps, 1, MOST_STEPS)
+    if arguments.seed is not None:
+        changes["seed"] = require_between("--seed", arguments.seed, 0, MOST_SEED)
+    return changes
+
+
+def pick_device(name: str | None):
+    """A device that numbers are computed on. Raises `ValueError` for any other."""
+    from kvcourse.device import resolve
+
+    device, _ = resolve(name)
+    if device.type == "meta":
+        raise ValueError('--device meta has shapes without numbers, so nothing can be trained there: use "cpu".')
+    if device.type == "cpu" and device.index:
+        raise ValueError(f'--device {name}: all CPU cores are one device: use "cpu", and --threads for how many.')
+    return device
+
+
+def set_threads(threads: int | None) -> None:
+    """Let PyTorch use so many threads. Raises `ValueError` for more than the machine can run at once."""
+    import torch
+
+    if threads is not None:
+        cores = os.cpu_count() or 1
+        torch.set_num_threads(
+            require_between("--threads", threads, 1, cores, note=", the logical CPUs of this machine")
+        )
+
+
+def require_between(name: str, value: int, least: int, most: int, note: str = "") -> int:
+    from kvcourse.require import require_whole
+
+    if require_whole(name, value, least) > most:
+        raise ValueError(f"{name}={value} must be at most {most}{note}.")
+    return value
 
 
 def say(text: str) -> None:

@@ -30,17 +30,25 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], record: dict) -> Non
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict]:
-    """Tensors, on the CPU, and record. Raises `ValueError` when the file is damaged."""
+    """Tensors, on the CPU, and record. Raises `ValueError` when the file cannot be read or is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, UnicodeDecodeError) as error:
         raise damaged(path) from error
+    except OSError as error:
+        reason = "it is a folder" if path.is_dir() else error
+        raise ValueError(
+            f"The checkpoint {path} cannot be read ({reason}): put that right, or move it away."
+        ) from error
     text = metadata.get("record", "")
     if metadata.get("sha256") != digest(text, tensors):
         raise damaged(path)
-    return tensors, json.loads(text)
+    try:
+        return tensors, json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path) from error
 
 
 def digest(text: str, tensors: dict[str, Tensor]) -> str:
@@ -54,6 +62,6 @@ def digest(text: str, tensors: dict[str, Tensor]) -> str:
 
 def damaged(path: Path) -> ValueError:
     return ValueError(
-        f"{path} is damaged, so the training cannot go on from it: delete the file, or give --restart (resume=False in "
-        "Python), to begin again."
+        f"{path} is damaged or no checkpoint of this version of kvcourse, so the training cannot go on from it: delete "
+        "the file, or give --restart (resume=False in Python), to begin again."
     )

@@ -13,7 +13,6 @@
 import json
 import os
 import shutil
-import tempfile
 from hashlib import sha256
 from pathlib import Path
 
@@ -25,12 +24,15 @@ from torch import Tensor
 from kvcourse.config import ModelConfig
 from kvcourse.model import Transformer
 from kvcourse.text_files import read_object
-from kvcourse.training.files import usable, write_whole
+from kvcourse.training.files import cannot_write, usable, write_whole
 from kvcourse.training.vocabulary import END
 from kvcourse.weights.hf_config import FAMILIES, read_config
-from kvcourse.weights.shipped import same
+from kvcourse.weights.shipped import altered_in
 
 PROVENANCE, CURVE = "provenance.json", "curve.json"
+FILES = (PROVENANCE, "model.safetensors", "config.json", "generation_config.json", "tokenizer.json")
+FILES += ("tokenizer_config.json", CURVE)
+APART = ".kvcourse-new"  # the folder in which they are written before they are moved
 
 
 def export(model: Transformer, tokenizer: Tokenizer, folder: str | os.PathLike, provenance: dict, curve: list) -> Path:
@@ -61,8 +63,8 @@ def export(model: Transformer, tokenizer: Tokenizer, folder: str | os.PathLike, 
         CURVE: as_text(curve),
     }
     sums = {name: sha256(data).hexdigest() for name, data in files.items()}
-    files[PROVENANCE] = as_text(provenance | {"sha256": sums})  # last: a folder that has it has everything
-    return place(files, usable(folder))
+    # First: a folder that has any of these files is then known to be ours, and the checksums tell which are missing.
+    return place({PROVENANCE: as_text(provenance | {"sha256": sums})} | files, usable(folder))
 
 
 def half_weights(model: Transformer) -> dict[str, Tensor]:
@@ -111,16 +113,16 @@ def hf_config(config: ModelConfig, end: int) -> dict:
 
 def place(files: dict[str, bytes], folder: Path) -> Path:
     """Write the files apart, in a folder within `folder`, then move them to their places in their order."""
+    apart = folder / APART
+    shutil.rmtree(apart, ignore_errors=True)  # a program that was killed has left it
     try:
-        apart = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
-    except OSError as error:
-        raise RuntimeError(f"Nothing can be written in {folder} ({error.strerror}): make room there.") from error
-    try:
+        apart.mkdir()
         for name, data in files.items():
             write_whole(apart / name, data)
-        (folder / PROVENANCE).unlink(missing_ok=True)  # between two models it would be the other's
         for name in files:
             os.replace(apart / name, folder / name)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
     finally:
         shutil.rmtree(apart, ignore_errors=True)
     return folder
@@ -134,11 +136,6 @@ def read_provenance(folder: str | os.PathLike) -> dict:
     """The provenance of the model in `folder`, after comparing the SHA-256 of each file. Raises `ValueError` when a
     file is missing or damaged."""
     folder = Path(folder)
-    provenance = read_object(folder / PROVENANCE)
-    for name, expected in provenance.get("sha256", {}).items():
-        if not same(folder / name, expected):
-            raise ValueError(
-                f"{folder / name} is missing or damaged: its SHA-256 is not the one in {PROVENANCE}. "
-                "Put the file back, or train the model again (--restart)."
-            )
-    return provenance
+    if wrong := altered_in(folder):
+        raise ValueError(f"{wrong[0]} is missing or damaged: put the file back, or train the model again (--restart).")
+    return read_object(folder / PROVENANCE)

@@ -1,22 +1,45 @@
-"""Files that are written whole or not at all: a full disk, or the end of the program, leaves the earlier one."""
+"""A folder that one program at a time trains in, and files in it that are written whole or not at all: a full disk, or
+the end of the program, leaves the earlier one."""
 
 import os
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 
 def usable(folder: str | os.PathLike) -> Path:
     """`folder`, made if need be. Raises `ValueError` when it is none, or nothing can be written there."""
     path = Path(os.path.expanduser(folder))
-    if os.path.lexists(path) and not path.is_dir():
-        raise ValueError(f"{path} is a file, and a model is kept in a folder: give another.")
+    for place in (path, *path.parents):
+        if os.path.lexists(place) and not os.path.isdir(place):
+            what = "a file" if os.path.exists(place) else "a link that leads nowhere"
+            raise ValueError(f"{place} is {what}, and a model is kept in a folder: give another.")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"The folder {path} cannot be made ({error.strerror}): give another.") from error
-    if not os.access(path, os.W_OK):
+    if not os.access(path, os.W_OK | os.X_OK):
         raise ValueError(f"Nothing can be written in {path}: give another folder.")
     return path
+
+
+def hold(folder: Path) -> AbstractContextManager:
+    """A lock that no two programs have at once, to be left with `with`. Raises `RuntimeError` when another has it.
+
+    Its file stays beside the folder: it is the system that locks it, until its holder ends, in whatever way.
+    """
+    folder = folder.resolve()
+    path = folder.with_name(f".{folder.name}.lock")
+    try:
+        return FileLock(path).acquire(timeout=0)
+    except Timeout:
+        raise RuntimeError(
+            f"Another program is training in {folder}: wait until it has ended, or give another folder."
+        ) from None
+    except OSError as error:
+        raise cannot_write(path, error) from error
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -35,5 +58,10 @@ def write_whole(path: Path, data: bytes) -> None:
         with suppress(OSError):
             beside.unlink()
         if isinstance(error, OSError):
-            raise RuntimeError(f"{path} could not be written ({error.strerror}): make room there.") from error
+            raise cannot_write(path, error) from error
         raise
+
+
+def cannot_write(path: Path, error: OSError) -> RuntimeError:
+    what = "make room there" if error.errno in (ENOSPC, EDQUOT) else "put that right"
+    return RuntimeError(f"{path} could not be written ({error.strerror}): {what}, and try again.")

@@ -1,6 +1,8 @@
 """The curve of a training run: losses, and how many questions were answered right at which distance."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+
+POINT = {"step", "tokens", "learning_rate", "loss", "validation_loss", "recall"}
 
 
 @dataclass
@@ -13,15 +15,33 @@ class History:
     - `recall`: {distance: [right, asked]} for the answers read since the point before, as the model would have
       written them just before it learned from them. Distances are gathered up to 16, 32, 64, ... tokens.
 
-    The other fields are the sums since the latest point.
+    Each of the `parts` says what computed from its `step` on. `tokens` and `seconds` are those of the whole run, the
+    other fields sums since the latest point.
     """
 
     points: list[dict] = field(default_factory=list)
+    parts: list[dict] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
     loss_sum: float = 0.0  # over tokens
     loss_tokens: int = 0
     recall: dict[str, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, content: dict) -> "History":
+        """What `asdict` made of a run's history. Raises `TypeError` or `KeyError` when it is something else."""
+        sound = all(type(content[name]) is type(empty) for name, empty in asdict(cls()).items())
+        sound = sound and all(isinstance(point, dict) and point.keys() == POINT for point in content["points"])
+        sound = sound and all(isinstance(part, dict) and type(part.get("step")) is int for part in content["parts"])
+        if not sound or not content["parts"]:
+            raise TypeError("This is not the history of a run.")
+        return cls(**content)
+
+    def begin(self, step: int, origin: dict) -> None:
+        """From `step` on, it is `origin` that computes: a part of its own, where that is not as before."""
+        self.parts = [part for part in self.parts if part["step"] < step]
+        if not self.parts or self.parts[-1] != {**origin, "step": self.parts[-1]["step"]}:
+            self.parts.append({"step": step, **origin})
 
     def note(self, loss: float, tokens: int, answers: list[tuple[int, bool]]) -> None:
         """A step over `tokens` tokens: mean loss, and for each question (distance, whether it was answered right)."""

@@ -13,23 +13,30 @@ from kvcourse.device import device_name
 from kvcourse.training.history import History
 
 
-def make_provenance(plan: dict, history: History, device: torch.device, command: list[str], source: dict) -> dict:
-    """Everything but the checksums. `plan` is that of `make_plan`, `command` makes the model again, and `source` is
-    the `commit()` from which the run was finished."""
+def make_provenance(plan: dict, history: History, command: list[str]) -> dict:
+    """Everything but the checksums. `plan` is that of `make_plan`, and `command` makes the model again.
+
+    The `origin` is that of the first step. Where another one computed after a stop, `resumed` has it, and its `step`.
+    """
     last = history.points[-1]
-    return plan | {
+    begun, *resumed = history.parts
+    made = plan | {
         "command": shlex.join(command),
         "seed": plan["recipe"]["seed"],
-        "kvcourse": kvcourse.__version__,
-        **source,
+        **{name: value for name, value in begun.items() if name != "step"},
         "steps": last["step"],
         "tokens": last["tokens"],
         "loss": last["loss"],
         "validation_loss": last["validation_loss"],
         "minutes": round(history.seconds / 60, 1),
-        "machine": machine(device),
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
+    return made | ({"resumed": resumed} if resumed else {})
+
+
+def origin(device: torch.device) -> dict:
+    """What computes a part of a run: the version and the commit of the package, and the machine."""
+    return {"kvcourse": kvcourse.__version__, **commit(), "machine": machine(device)}
 
 
 def machine(device: torch.device) -> dict:

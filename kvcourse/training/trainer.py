@@ -40,6 +40,7 @@ def train(
     validation: Sequence,
     folder: str | os.PathLike,
     *,
+    origin: dict | None = None,
     resume: bool = True,
     progress: bool = True,
 ) -> History:
@@ -49,16 +50,18 @@ def train(
     targets in the loss, and `asked`, for each row a list of questions: the answer is `tokens[start:end]`, and was last
     written `distance` tokens before. `validation` is a list of such batches, none of them trained on.
 
-    The state of the run is kept in `folder`, and an unfinished run is gone on with, unless `resume` is False. Raises
-    `ValueError` when what is there is damaged or of another run, `RuntimeError` when the state cannot be written or the
-    training diverges (the checkpoint before is kept), `Stopped` after Ctrl-C.
+    The state of the run is kept in `folder`, and an unfinished run is gone on with, unless `resume` is False. `origin`
+    says what computes, in what JSON can hold; the history keeps it for each part of a run.
+
+    Raises `ValueError` when what is there is damaged or of another run, `RuntimeError` when the state cannot be written
+    or the training diverges (the checkpoint before is kept), `Stopped` after Ctrl-C.
     """
     path = usable(folder) / CHECKPOINT
     optimizer = make_optimizer(model, recipe)
     plan = make_plan(recipe, variant, batch_at(0).tokens)
-    if not resume:
-        path.unlink(missing_ok=True)
-    step, history = restore(path, model, optimizer, plan) if path.exists() else (0, History())
+    step, history = restore(path, model, optimizer, plan) if resume and path.exists() else (0, History())
+    if step < recipe.steps:
+        history.begin(step, origin or {})
     before, began, saved = history.seconds, monotonic(), None
 
     def save() -> None:
@@ -72,10 +75,7 @@ def train(
     every = math.ceil(recipe.steps / POINTS)
     bar = tqdm(total=recipe.steps, initial=step, desc=variant, unit="step", disable=not progress)
     with bar, stop_asked() as asked:
-        while step < recipe.steps:
-            if asked:
-                save()
-                raise Stopped(f"{variant} is stopped after step {step} of {recipe.steps}. Its state is in {path}.")
+        while step < recipe.steps and not asked:
             batch = batch_at(step)
             rate = recipe.learning_rate(step)
             loss, answers = take_step(model, optimizer, batch, rate, recipe.clip)
@@ -89,6 +89,9 @@ def train(
                 save()
             bar.set_postfix(history.summary(), refresh=False)
             bar.update()
+    if asked:
+        save()
+        raise Stopped(f"{variant} is stopped after step {step} of {recipe.steps}. Its state is in {path}.")
     return history
 
 

@@ -20,14 +20,18 @@ def shipped_folder(name: str) -> Path:
 
 def altered(name: str) -> list[Path]:
     """Files of a shipped model that are missing or not as they were shipped, by the checksums in provenance.json."""
-    folder = shipped_folder(name)
+    return altered_in(shipped_folder(name))
+
+
+def altered_in(folder: Path) -> list[Path]:
+    """The same for any folder of a model that was trained by `kvcourse train`."""
     provenance = folder / "provenance.json"
     try:
         sums = read_object(provenance)["sha256"]
-        wrong = [file for file, wanted in sums.items() if not same(folder / file, wanted)]
+        wrong = [folder / file for file, wanted in sums.items() if not same(folder / file, wanted)]
     except (OSError, ValueError, KeyError, AttributeError):
         return [provenance]
-    return [folder / file for file in wrong]
+    return wrong if sums else [provenance]
 
 
 def same(path: Path, wanted: str) -> bool:
