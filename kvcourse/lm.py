@@ -43,7 +43,8 @@ class LM:
         return self.tokenizer
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text (no chat template, no control tokens)."""
+        """Token ids of plain text, without a chat template. Of control tokens there are only those that the model's own
+        tokenizer puts around every text: a course model's ids begin with its `<|end|>`, as its training did."""
         return self.text.encode(text)
 
     def decode(self, ids) -> str:

@@ -5,10 +5,10 @@ far back loses little in it, and much in recall.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from statistics import NormalDist
+from statistics import NormalDist, mean
 
 import torch
 from torch import Tensor
@@ -60,16 +60,14 @@ def perplexity(
     tokens before it, or, where there are more than `context`, from at least `context - stride + 1` and at most
     `context` of them: a smaller stride gives each token more of its past, and takes longer.
 
-    Raises `ValueError` for fewer than two tokens, ids outside the vocabulary, and a `context` or `stride` out of range;
-    `RuntimeError` when the model's scores are no numbers.
+    Raises `ValueError` for fewer than two tokens, what is no list of token ids of the vocabulary, and a `context` or
+    `stride` out of range; `RuntimeError` when the model's scores are no numbers.
     """
     model = transformer_of(model)
     limit = model.config.max_seq_len
     context = at_most("context", limit if context is None else context, limit, "the model's own")
     stride = at_most("stride", (context + 1) // 2 if stride is None else stride, context, "the context")
-    if isinstance(tokens, str) or getattr(tokens, "ndim", 1) != 1:
-        raise ValueError("tokens must be the ids of one text, a list or a 1-D tensor; lm.encode(text) gives them.")
-    text = torch.tensor(as_ids("tokens", tokens, model.config.vocab_size))
+    text = torch.tensor(as_ids("tokens", one_text(tokens), model.config.vocab_size))
     if len(text) < 2:
         raise ValueError(f"tokens has {len(text)}, but at least 2 are needed: the first is never predicted.")
     total = 0.0
@@ -82,6 +80,17 @@ def perplexity(
         raise RuntimeError(NO_NUMBERS)
     mean = total / (len(text) - 1)
     return math.exp(mean) if mean < 700 else math.inf  # a float ends at e to the 709
+
+
+def one_text(tokens) -> Sequence:
+    """The items of what may be the ids of a text, in their order, else `ValueError`: True and False are no ids."""
+    items = tokens.tolist() if getattr(tokens, "ndim", None) == 1 else tokens
+    good = isinstance(items, Sequence) and not isinstance(items, str | bytes)
+    if not good or any(isinstance(item, bool) for item in items):
+        raise ValueError(
+            "tokens must be the ids of one text, whole numbers in a list or a 1-D tensor; lm.encode(text) gives them."
+        )
+    return items
 
 
 def windows(n: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
@@ -105,11 +114,13 @@ def loss(logits: Tensor, tokens: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Recall:
-    """`right` of `asked` questions were answered right, each about what was said `distance` tokens before."""
+    """`right` of `asked` questions were answered right, each about what was said `distance` tokens before. `guessed` is
+    the share that guessing gets, if known: only what is above it shows that something was looked up."""
 
     right: int
     asked: int
     distance: int
+    guessed: float | None = None
 
     @property
     def share(self) -> float:
@@ -127,7 +138,8 @@ class Recall:
 
     def __str__(self):
         share = f"{self.right} of {self.asked} questions answered right at {self.distance} tokens: {self.share:.1%}"
-        return f"{share} (95% interval {self.low:.1%} to {self.high:.1%})"
+        guessed = "" if self.guessed is None else f"; by guessing {self.guessed:.1%}"
+        return f"{share} (95% interval {self.low:.1%} to {self.high:.1%}){guessed}"
 
 
 @torch.no_grad()
@@ -139,19 +151,30 @@ def recall(model: LM | Transformer, distance: int, questions: int = 200, seed: i
     its tokens has the highest score after the question and the answer's tokens before it. That takes one pass. A
     `Transformer` alone is asked in the tokens of the course's own models, an `LM` in those of its tokenizer.
 
-    Raises `ValueError` for a distance that no story within the model's context has, an unknown split, and a model whose
-    vocabulary is not that of the questions.
+    `guessed` in the result is what can be had without looking anything up (`guessed_share`).
+
+    Raises `ValueError` for a distance that no story within the model's context has, a context too short for any, an
+    unknown split, a seed that is no whole number, and a model whose vocabulary is not that of the questions.
     """
     tokenizer = model.text if isinstance(model, LM) else None
     model = transformer_of(model)
     config = model.config
     tokenizer = course_tokenizer(config.vocab_size) if tokenizer is None else tokenizer
     questions = require_whole("questions", questions)
-    endless = probes(tokenizer, require_whole("distance", distance), config.max_seq_len, seed=seed, split=split)
+    endless = probes(tokenizer, distance, config.max_seq_len, seed=seed, split=split)
     asked = sorted(islice(endless, questions), key=lambda probe: len(probe.prompt))  # little padding in a batch
     size = max(1, AT_ONCE // (config.max_seq_len * config.vocab_size))
     right = sum(count_right(model, asked[first : first + size]) for first in range(0, questions, size))
-    return Recall(right, questions, distance)
+    return Recall(right, questions, distance, guessed_share(asked))
+
+
+def guessed_share(asked: list[Probe]) -> float:
+    """How many of these questions the best of three guesses gets right, for which nothing but the kind of the fact must
+    be known: naming always the latest fact of the kind that the story states, always the first, or any one of them."""
+    latest = mean(probe.later == 0 for probe in asked)
+    first = mean(probe.later == probe.rivals for probe in asked)
+    any_one = mean(1 / (1 + probe.rivals) for probe in asked)
+    return max(latest, first, any_one)
 
 
 def course_tokenizer(vocab_size: int) -> Tokenizer:

@@ -15,6 +15,7 @@ import kvcourse as kv
 from kvcourse import paths
 from kvcourse.cli import doctor
 from kvcourse.offline import offline
+from kvcourse.training.recipe import Recipe, train_tokenizer_of
 from kvcourse.weights import fetch as weights
 from kvcourse.weights import shipped
 from kvcourse.weights.shipped import SHIPPED, altered, shipped_folder
@@ -66,6 +67,13 @@ def test_they_differ_in_attention_alone(models):
     }
     assert all(config == configs["tiny-mha"] for config in configs.values())
     assert len({(DATA / "models" / name / "tokenizer.json").read_bytes() for name in SHIPPED}) == 1
+
+
+def test_the_tokenizer_is_the_recipe_s():
+    made = train_tokenizer_of(Recipe())
+    shipped_text = (DATA / "models" / "tiny-mha" / "tokenizer.json").read_text(encoding="utf-8")
+    assert made.to_str(pretty=True) + "\n" == shipped_text
+    assert train_tokenizer_of(Recipe(vocab_size=1999)).to_str(pretty=True) + "\n" != shipped_text
 
 
 def test_they_are_small_and_quick_to_load(capsys):

@@ -3,6 +3,7 @@
 import math
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 from reference import hugging_face, random_tokens, small_config, small_model
@@ -50,6 +51,8 @@ def test_a_text_worked_out_by_hand():
     assert perplexity(model, [0, 1]) == pytest.approx(2)
     assert perplexity(model, [0, 1, 0, 2, 2]) == pytest.approx((2 * 8 * 4 * 1) ** (1 / 4))
     assert perplexity(model, torch.tensor([2, 2, 2])) == pytest.approx(1)
+    for text in ((0, 1), range(2), np.array([0, 1])):
+        assert perplexity(model, text) == pytest.approx(2)
     assert perplexity(model, [2, 1]) == math.inf  # it was sure that this cannot come
 
 
@@ -123,6 +126,10 @@ def test_measuring_in_the_middle_of_a_training_leaves_it_alone():
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
 
 
+NO_TEXTS = ["the fox", b"fox", {1, 2}, {1: 2, 3: 4}, iter([1, 2]), 5, None, [True, False], torch.tensor([True, False])]
+NO_TEXTS += [torch.zeros(1, 5, dtype=torch.int64), torch.tensor(5), np.array([[1, 2]]), np.array([True, False])]
+
+
 @pytest.mark.parametrize(
     "tokens, options, words",
     [
@@ -131,8 +138,7 @@ def test_measuring_in_the_middle_of_a_training_leaves_it_alone():
         ([5, 97], {}, "Token id 97 in tokens is outside the vocabulary: ids go from 0 to 96"),
         ([-1, 5], {}, "Token id -1"),
         ([1.5, 2], {}, "whole numbers"),
-        ("the fox", {}, "tokens must be the ids of one text.*lm.encode"),
-        (torch.zeros(1, 5, dtype=torch.int64), {}, "tokens must be the ids of one text"),
+        *((wrong, {}, "tokens must be the ids of one text, whole numbers in a list.*lm.encode") for wrong in NO_TEXTS),
         ([1, 2], {"context": 0}, "context=0 must be a whole number of at least 1"),
         ([1, 2], {"context": 257}, "context=257 must be at most 256, the model's own"),
         ([1, 2], {"context": 2.5}, "context=2.5"),
@@ -157,7 +163,7 @@ def test_scores_that_are_no_numbers_are_no_measurement(monkeypatch):
     model.norm.weight[0] = torch.nan
     with pytest.raises(RuntimeError, match="scores are no numbers"):
         perplexity(model, [1, 2, 3])
-    monkeypatch.setattr(quality, "probes", lambda *_, **__: iter([Probe("key", [1, 2], [3], 1)]))
+    monkeypatch.setattr(quality, "probes", lambda *_, **__: iter([Probe("key", [1, 2], [3], 1, 0, 0)]))
     with pytest.raises(RuntimeError, match="scores are no numbers"):
         recall(LM(model, course_tokenizer(), "small"), 40, questions=1)
 
@@ -192,8 +198,8 @@ def test_whoever_knows_every_answer_is_always_right_and_whoever_knows_none_never
     asked = [(p.prompt, p.answer) for p in islice(probes(tokenizer, 40, longest=256, seed=3, split="test"), 12)]
     assert all(answer and 0 not in answer for _, answer in asked)
     knows = Knows(asked, tokenizer.vocab_size)
-    assert recall(knows, 40, questions=12, seed=3) == Recall(12, 12, 40)
-    assert recall(Knows([], tokenizer.vocab_size), 40, questions=12, seed=3) == Recall(0, 12, 40)
+    assert recall(knows, 40, questions=12, seed=3).right == 12
+    assert recall(Knows([], tokenizer.vocab_size), 40, questions=12, seed=3).right == 0
     assert recall(Knows(asked[:5], tokenizer.vocab_size), 40, questions=12, seed=3).right in range(5, 12)
     assert recall(knows, 40, questions=12, seed=4).right < 12  # other questions
     assert recall(knows, 40, questions=12, seed=3, split="validation").right < 12
@@ -210,15 +216,15 @@ def test_one_pass_is_as_good_as_writing_the_answer(monkeypatch):
         if number % 3:
             place = 0 if number % 3 == 1 else -1
             answer[place] = (answer[place] + 1) % 97
-        asked.append(Probe("key", prompt, answer, 40))
+        asked.append(Probe("key", prompt, answer, 40, 1, number % 2))
         right += generate(model, prompt, len(answer)).ids == answer
     assert right == 8
     monkeypatch.setattr(quality, "probes", lambda *_, **__: iter(asked))
     lm = LM(model, course_tokenizer(), "small")
-    assert recall(lm, 40, questions=24) == Recall(8, 24, 40)
+    assert recall(lm, 40, questions=24) == Recall(8, 24, 40, 0.5)
     monkeypatch.setattr(quality, "AT_ONCE", 1)  # one question at a time
-    assert recall(lm, 40, questions=24) == Recall(8, 24, 40)
-    assert recall(lm, 40, questions=7) == Recall(3, 7, 40)
+    assert recall(lm, 40, questions=24) == Recall(8, 24, 40, 0.5)
+    assert recall(lm, 40, questions=7) == Recall(3, 7, 40, 4 / 7)
 
 
 def test_the_questions_are_asked_in_the_model_s_own_tokens_and_context(monkeypatch):
@@ -226,7 +232,7 @@ def test_the_questions_are_asked_in_the_model_s_own_tokens_and_context(monkeypat
 
     def asked(tokenizer, distance, longest, **options):
         seen.append((tokenizer, distance, longest, options))
-        return iter([Probe("key", [1], [2], distance)] * 3)
+        return iter([Probe("key", [1], [2], distance, 0, 0)] * 3)
 
     monkeypatch.setattr(quality, "probes", asked)
     own = course_tokenizer()
@@ -247,7 +253,10 @@ def test_a_course_model_can_be_asked_with_and_without_its_tokenizer():
         (1000, {}, "1000"),
         (0, {}, "distance=0"),
         (2.5, {}, "distance=2.5"),
+        (True, {}, "distance=True"),
         (40, {"questions": 0}, "questions=0"),
+        (40, {"seed": None}, "seed=None must be a whole number of at least 0"),
+        (40, {"seed": "x"}, "seed='x' must be a whole number"),
         (40, {"split": "exam"}, "exam"),
     ],
 )
@@ -257,11 +266,34 @@ def test_questions_that_cannot_be_asked(distance, options, words):
         recall(model, distance, **options)
 
 
+def test_a_context_that_is_too_short_for_any_story():
+    model = small_model(small_config(vocab_size=course_tokenizer().vocab_size, max_seq_len=20))
+    with pytest.raises(
+        ValueError, match="A context of 20 tokens is too short for a story.*it takes at least 36 tokens"
+    ):
+        recall(model, 12)
+
+
 def test_a_model_with_another_vocabulary_cannot_be_asked_in_the_course_s_tokens():
     with pytest.raises(ValueError, match="a vocabulary of 97 tokens.*give an LM, which brings its tokenizer"):
         recall(small_model(), 40)
     with pytest.raises(ValueError, match="small came without a tokenizer"):
         recall(LM(small_model(), None, "small"), 40)
+
+
+@pytest.mark.parametrize(
+    "places, share",
+    [
+        ([(0, 0)], 1),  # the only fact of its kind
+        ([(1, 0), (1, 0), (1, 1)], 2 / 3),  # the latest of two
+        ([(1, 1), (1, 0), (3, 3)], 2 / 3),  # the first
+        ([(3, 1), (3, 2)], 1 / 4),  # neither: one of four
+        ([(1, 0), (1, 1), (2, 1)], (1 / 2 + 1 / 2 + 1 / 3) / 3),  # any one, before 1 in 3 by the latest or the first
+    ],
+)
+def test_what_guessing_gives(places, share):
+    """A place: how many rivals the fact asked for has, and how many of these come later."""
+    assert quality.guessed_share([Probe("key", [1], [2], 40, *place) for place in places]) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
@@ -291,3 +323,4 @@ def test_the_interval_holds_the_shares_that_would_not_be_surprising():
 def test_a_result_can_be_read():
     said = "45 of 100 questions answered right at 64 tokens: 45.0% (95% interval 35.6% to 54.8%)"
     assert str(Recall(45, 100, 64)) == said
+    assert str(Recall(45, 100, 64, 0.375)) == said + "; by guessing 37.5%"

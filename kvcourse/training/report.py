@@ -5,6 +5,7 @@ All of them read the same rows and answer the same questions, of stories that no
 
 import math
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import mean, stdev
 
@@ -62,9 +63,9 @@ def text(models: list[Measured]) -> str:
         lines.append(row(f"perplexity, {split}", [f"{model.perplexity(split):.3f}" for model in models]))
         if len(models) > 1:
             lines.append(row(f"  against {models[0].name}", [against(model, models[0], split) for model in models]))
-    lines.append("recall at a distance of")
+    lines.append(f"{'recall at':<14}{'guessed':>9}")
     for answers in zip(*(model.recalls for model in models), strict=True):
-        lines.append(row(f"  {answers[0].distance} tokens", [share(answer) for answer in answers]))
+        lines.append(row(f"{f'  {answers[0].distance} tokens':<14}{guessed(answers[0]):>9}", map(share, answers)))
     wrapped = [textwrap.fill(note, 118, initial_indent="- ", subsequent_indent="  ") for note in notes(models)]
     return "\n".join([*lines, "", *wrapped])
 
@@ -77,7 +78,7 @@ FACTS = {
 }
 
 
-def row(title: str, cells: list[str]) -> str:
+def row(title: str, cells: Iterable[str]) -> str:
     return f"{title:<25}" + "".join(f"{cell:>23}" for cell in cells)
 
 
@@ -96,6 +97,10 @@ def share(answer) -> str:
     return f"{answer.share:.1%} ({100 * answer.low:.1f} to {100 * answer.high:.1f})"
 
 
+def guessed(answer) -> str:
+    return "" if answer.guessed is None else f"{answer.guessed:.1%}"
+
+
 def notes(models: list[Measured]) -> list[str]:
     counts = ", ".join(f"{len(losses)} rows ({split})" for split, losses in models[0].losses.items())
     lines = [
@@ -103,6 +108,8 @@ def notes(models: list[Measured]) -> list[str]:
         "model was trained on.",
         f"recall: share of {models[0].recalls[0].asked} questions of test stories whose whole answer greedy decoding "
         "writes, by how many tokens before it was last written; in brackets its 95% interval.",
+        "guessed: the share without looking anything up, by naming the latest fact of the kind asked for, the first or "
+        "any: whichever is right most often. The nearest questions leave little room for a later fact.",
     ]
     if len(models) > 1:
         lines.append(

@@ -44,7 +44,7 @@ class Batch:
 
 def encode_story(tokenizer: Tokenizer, story: Story) -> Row:
     """The ids of a story, without the tokens around it, and its questions."""
-    encoding = tokenizer.encode(story.text)
+    encoding = tokenizer.encode(story.text, add_special_tokens=False)
     asked = []
     for question in story.questions:
         start, end = encoding.char_to_token(question.answer[0]), encoding.char_to_token(question.answer[1] - 1) + 1

@@ -6,14 +6,15 @@ written and comes back exactly, words the corpus never had included. Made with t
 
 from collections.abc import Iterable
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 END = "<|end|>"  # begins every text and ends it
 END_ID = 0
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """The tokenizer learned from `texts`. The same texts give the same tokenizer. Token 0 is `END`.
+    """The tokenizer learned from `texts`. The same texts give the same tokenizer. Token 0 is `END`, and what is encoded
+    begins with it, as in `transformers`, unless `add_special_tokens=False`.
 
     Raises `ValueError` when the vocabulary is too small for the bytes, or the texts too few to fill it.
     """
@@ -31,4 +32,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() != vocab_size:
         raise ValueError(f"The texts gave {tokenizer.get_vocab_size()} of {vocab_size} tokens; give more of them.")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END} $A", pair=f"{END} $A {END} $B", special_tokens=[(END, END_ID)]
+    )
     return tokenizer
