@@ -3,6 +3,7 @@
 import base64
 import html
 import inspect
+import textwrap
 
 
 def explore(draw, **controls):
@@ -105,4 +106,6 @@ def _picture(draw, values: dict) -> str:
 
 
 def _listed(values: dict) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in values.items())
+    return ", ".join(
+        f"{name} = {textwrap.shorten(str(value), 40, placeholder='...')}" for name, value in values.items()
+    )

@@ -209,6 +209,19 @@ def test_an_error_after_a_move_is_visible_and_goes_away():
     assert picture.value == good
 
 
+def test_what_was_pasted_is_not_repeated_in_full():
+    import ipywidgets
+
+    def draw(text):
+        if len(text) > 100:
+            raise ValueError("too long")
+        return line()
+
+    text, picture = widgets.explore(draw, text=ipywidgets.Text("short")).children
+    text.value = "word " * 400
+    assert "No picture for text = word word word word" in picture.value and len(picture.value) < 300
+
+
 def test_an_error_at_the_default_values_is_raised():
     with pytest.raises(ZeroDivisionError):
         widgets.explore(lambda n: 1 / 0, n=(1, 9, 1, 3))

@@ -1020,8 +1020,7 @@ kv.results.verdict(
 #   Hugging Face Transformers (`prompt_lookup_num_tokens` in its generation documentation) and of vLLM ("n-gram").
 # - The roofline model is by Williams, Waterman and Patterson (*Communications of the ACM* 52(4), 2009).
 #
-# **Next** in the course comes 04, which is planned: how much memory the cache takes, and how heads that share keys and
-# values make it smaller.
+# **Next:** 04, how much memory the cache takes, and how heads that share keys and values make it smaller.
 
 # %% tags=["nbval-ignore-output"]
 kv.check.progress("03")
