@@ -292,9 +292,9 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(tmp_path, command, mon
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("train tiny-gpa", "There is no recipe for 'tiny-gpa'. Did you mean tiny-gqa"),
+        ("train tiny-gpa", "The course has no model 'tiny-gpa'. Did you mean tiny-gqa"),
         ("train TINY-MHA", "Did you mean tiny-mha"),
-        ("train xyz", "There is no recipe for 'xyz'. Give one of tiny-mha, tiny-gqa, tiny-window, or all."),
+        ("train xyz", "The course has no model 'xyz'. Give one of tiny-mha, tiny-gqa, tiny-window, or all."),
         ("train tiny-gqa --steps 0", "--steps=0 must be a whole number of at least 1"),
         ("train tiny-gqa --seed -1", "--seed=-1 must be a whole number of at least 0"),
         ("train tiny-gqa --threads 0", "--threads=0 must be a whole number of at least 1"),

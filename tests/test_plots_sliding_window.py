@@ -197,7 +197,7 @@ def test_local_and_global_stops_where_a_model_does():
         "long": (np.array([0.1, 0.3, 0.5]), np.array([0.2, 0.6, 2.0])),
     }
     short, long = drawn(kv.plots.local_and_global(np.array([1000, 2000, 4000]), gigabytes)).axes
-    assert texts(short) == ["50%"] and texts(long) == ["25%"]
+    assert texts(short) == ["50% of that"] and texts(long) == ["25% of that"]
     assert labelled(long, "as the model is made").get_ydata().tolist() == [0.1, 0.3, 0.5]
     assert short.get_title(loc="left") == "short"
 

@@ -34,6 +34,7 @@ def window_mask(answer):
             "a token does not see itself; its own key is the nearest of the window": lambda n, w: band(n, 1, w),
             "it lacks its own key; that one is part of the window": lambda n, w: band(n, 1, w - 1),
             "tokens see those after them: a key must not stand after its query": lambda n, w: band(n, 1 - w, w - 1),
+            "tokens see all that come after them: what is later must be hidden too": lambda n, w: band(n, -n, w - 1),
             "every token sees all before it: the far end of the window is missing": lambda n, w: band(n, 0, n),
             "it sees the first tokens of the text; the window goes with the token": lambda n, w: (
                 band(n, 0, n) & (torch.arange(n) < w)
@@ -110,6 +111,9 @@ def first_in_reach(answer):
             "this is the reach of one layer; what a layer has gathered, the next one takes further": lambda p, ws: (
                 0 if None in ws else max(0, p - max(ws) + 1)
             ),
+            "layers may have different windows, so the reach of one times their number is not enough": lambda p, ws: (
+                0 if None in ws else max(0, p - len(ws) * (ws[0] - 1))
+            ),
             "the windows are multiplied; each layer adds its own reach to that of the others": lambda p, ws: (
                 0 if None in ws else max(0, p - _product(w - 1 for w in ws))
             ),
@@ -163,6 +167,9 @@ def sink_distance(answer):
             ),
             "only the sinks come nearer; keys in the window keep their distance": lambda p, k, w, s: (
                 min(p, s + w - 1) - k
+            ),
+            "not the distance is cut, but the place of the newest token; the key's place is then taken from it": (
+                lambda p, k, w, s: min(p - k, s + w - 1)
             ),
             "while nothing was evicted, a sink has its own distance": lambda p, k, w, s: (
                 s + w - 1 - k if k < s else p - k

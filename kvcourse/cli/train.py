@@ -5,7 +5,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-HELP = "train the course's small models again (about 25 minutes each on two cores)"
+HELP = "train the course's small models again (about 20 minutes each on two cores)"
 MOST_STEPS = 1_000_000  # days on a GPU
 MOST_SEED = 2**32 - 1
 
@@ -132,7 +132,7 @@ def pick(name: str, variants: list[str]) -> list[str]:
         return [name]
     near = difflib.get_close_matches(name.lower(), variants, cutoff=0.4)
     meant = f" Did you mean {' or '.join(near)}?" if near else ""
-    raise ValueError(f"There is no recipe for {name!r}.{meant} Give one of {', '.join(variants)}, or all.")
+    raise ValueError(f"The course has no model {name!r}.{meant} Give one of {', '.join(variants)}, or all.")
 
 
 def recipe_changes(arguments) -> dict[str, int]:

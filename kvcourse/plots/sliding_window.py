@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from kvcourse.plots.base import COLORS, drawing, new_figure, plain_number
 from kvcourse.results import format_number
@@ -135,8 +135,9 @@ def perplexity_by_position(ends, perplexities: dict, window: int):
     place = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
     ax.annotate("the window is full", (window, 0.03), (6, 0), **place)
     ax.set(xlabel="tokens read", ylabel="perplexity of the latest piece (log scale)", yscale="log", xlim=(0, None))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     ax.yaxis.set_major_formatter(plain_number)
-    ax.yaxis.set_minor_formatter(plain_number)
+    ax.minorticks_off()
     ax.xaxis.set_major_formatter(plain_number)
     ax.set_title("A model without a window, cut to one")
     fig.legend(loc="outside lower center", ncols=4)
@@ -193,8 +194,8 @@ def local_and_global(lengths, gigabytes: dict):
         ax.loglog(lengths, own, "-", color=COLORS["blue"], label="as the model is made")
         last = np.flatnonzero(~np.isnan(own))[-1]
         ax.plot(lengths[last], own[last], "o", color=COLORS["blue"])
-        ratio = f"{own[last] / full[last]:.0%}"
-        ax.annotate(ratio, (lengths[last], own[last]), (4, -16), textcoords="offset points")
+        ratio = f"{own[last] / full[last]:.0%} of that"
+        ax.annotate(ratio, (lengths[last], own[last]), (4, -16), textcoords="offset points", ha="center")
         ax.set_xlim(right=3 * lengths[last])
         ax.set_title(name, fontsize=13)
         ax.set_xlabel("tokens (log scale)")
