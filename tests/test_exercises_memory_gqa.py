@@ -149,6 +149,7 @@ WRONG = [
     # (exercise, a right answer, what is replaced in it by what, what the message must name)
     ("cache_size", SIZE, ("n_kv_heads", "n_heads"), "only the n_kv_heads"),
     ("cache_size", SIZE, ("config.n_kv_heads * config.d_head", "config.d_model"), "d_model is not the width"),
+    ("cache_size", SIZE, ("config.d_head", "(config.d_model // config.n_heads)"), "d_head stands in the config"),
     ("cache_size", SIZE, ("2 * config", "config"), "only one of them is counted"),
     ("cache_size", SIZE, (" / 8", ""), "these are bits"),
     ("cache_size", SIZE, ("numbers * bits / 8", "numbers * 2"), "those of 16 bits"),
@@ -156,6 +157,10 @@ WRONG = [
     ("cache_size", SIZE, (" * batch_size", ""), "each text of the batch"),
     ("cache_size", SIZE, (" * config.n_kv_heads", ""), "the KV heads are missing"),
     ("tokens_that_fit", FIT, (" - kv.weight_bytes(config, weight_bits)", ""), "subtract them"),
+    ("tokens_that_fit", FIT, ("= memory -", "= 0.9 * memory -"), "taken off already"),
+    ("tokens_that_fit", FIT, ("batch_size, cache_bits)\n", "batch_size)\n"), "the cache has bits of its own"),
+    ("tokens_that_fit", FIT, ("config, weight_bits)", "config)"), "the weights have bits of their own"),
+    ("tokens_that_fit", FIT, ("- kv.weight", "- batch_size * kv.weight"), "not once for each text"),
     ("tokens_that_fit", FIT, ("1, batch_size, cache_bits", "1, 1, cache_bits"), "divide by the batch"),
     ("tokens_that_fit", FIT, ("int(room // each)", "int(room // each) * batch_size"), "those of each text"),
     ("tokens_that_fit", FIT, ("config, weight_bits)", "config, cache_bits)"), "counted with the bits of the cache"),

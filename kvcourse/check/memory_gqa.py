@@ -27,13 +27,16 @@ def cache_size(answer):
     return compare(
         answer,
         right,
-        cases=[(WIDE, 1000, 5, 4), (GROUPED, 100, 1, 16), (WIDE, 7, 1, 32)],
+        cases=[(WIDE, 1000, 7, 4), (GROUPED, 100, 1, 16), (WIDE, 7, 1, 32)],
         mistakes={
             "n_heads are the query heads; only the n_kv_heads key-value heads are kept": scaled(
                 lambda c, n, b, bits: c.n_heads / c.n_kv_heads
             ),
             "d_model is not the width of what is kept; that is n_kv_heads x d_head": scaled(
                 lambda c, n, b, bits: c.d_model / (c.n_kv_heads * c.d_head)
+            ),
+            "d_head stands in the config; it need not be d_model // n_heads": scaled(
+                lambda c, n, b, bits: c.d_model // c.n_heads / c.d_head
             ),
             "a token leaves a key and a value; only one of them is counted": scaled(lambda c, n, b, bits: 1 / 2),
             "these are bits; a byte has 8": scaled(lambda c, n, b, bits: 8),
@@ -73,6 +76,14 @@ def tokens_that_fit(answer):
         mistakes={
             "the weights take their part of the memory first: subtract them": lambda c, m, b, w, k: int(
                 m // cache_bytes(c, 1, b, k)
+            ),
+            "all of memory may be filled here: what the system needs is taken off already": lambda c, m, b, w, k: right(
+                c, 0.9 * m, b, w, k
+            ),
+            "the cache has bits of its own: cache_bits": lambda c, m, b, w, k: right(c, m, b, w, 16),
+            "the weights have bits of their own: weight_bits": lambda c, m, b, w, k: right(c, m, b, 16, k),
+            "the weights are there once, not once for each text": lambda c, m, b, w, k: max(
+                0, int((m - b * weight_bytes(c, w)) // cache_bytes(c, 1, b, k))
             ),
             "these are the tokens of all texts together; divide by the batch": lambda c, m, b, w, k: right(
                 c, m, 1, w, k

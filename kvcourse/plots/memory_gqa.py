@@ -160,7 +160,7 @@ def ways_to_attend(lengths, seconds: dict, least):
     ax.yaxis.set_major_formatter(plain_number)
     ax.set_xlabel("tokens held (log scale)")
     ax.set_ylabel("time, ms (log scale)")
-    ax.set_title("Attention of one new token, one layer")
+    ax.set_title("Attention in one layer, a new token in each of 8 texts")
     fig.legend(loc="outside lower center", ncols=2)
     return fig
 
