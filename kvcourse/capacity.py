@@ -46,10 +46,12 @@ def fits(
 ) -> Fit:
     """Whether `batch_size` texts of `seq_len` tokens fit into `memory` bytes beside the weights, and by how much.
 
+    Memory alone is looked at: `seq_len` may be past what the model was made for (`longest_context` stops there).
     `bits` a number of the cache, `weight_bits` a weight (`cost.bits_per_number` says what scales add), and `usable`,
     the part of the memory for both. Raises `ValueError` when one of the numbers is out of range.
     """
-    if require_number("usable", usable) > 1:
+    usable = require_number("usable", usable)
+    if usable > 1:
         raise ValueError(f"usable={usable!r} must be at most 1: it is a part of the memory.")
     return Fit(
         weights=weight_bytes(shape, require_number("weight_bits", weight_bits)),
@@ -58,14 +60,32 @@ def fits(
     )
 
 
-def longest_context(shape: Shape | ModelConfig, memory: float, batch_size: int = 1, **options) -> int:
+def longest_context(
+    shape: Shape | ModelConfig,
+    memory: float,
+    batch_size: int = 1,
+    *,
+    bits: float = 16,
+    weight_bits: float = 16,
+    usable: float = 0.9,
+) -> int:
     """The longest text, in tokens, of which `batch_size` fit at once: at most the `max_seq_len` that the model was made
     for, and 0 when not one token fits beside the weights. Options are those of `fits`."""
+    options = {"bits": bits, "weight_bits": weight_bits, "usable": usable}
     lengths = range(1, as_shape(shape).max_seq_len + 1)
     return bisect_left(lengths, True, key=lambda seq_len: not fits(shape, memory, seq_len, batch_size, **options).fits)
 
 
-def largest_batch(shape: Shape | ModelConfig, memory: float, seq_len: int, **options) -> int:
-    """How many texts of `seq_len` tokens fit at once beside the weights. Options are those of `fits`."""
-    one = fits(shape, memory, require_whole("seq_len", seq_len), **options)
+def largest_batch(
+    shape: Shape | ModelConfig,
+    memory: float,
+    seq_len: int,
+    *,
+    bits: float = 16,
+    weight_bits: float = 16,
+    usable: float = 0.9,
+) -> int:
+    """How many texts of `seq_len` tokens fit at once beside the weights. Options are those of `fits`, and as there,
+    memory alone is looked at, not how long a text the model was made for."""
+    one = fits(shape, memory, require_whole("seq_len", seq_len), bits=bits, weight_bits=weight_bits, usable=usable)
     return max(0, (one.room - one.weights) // one.cache)

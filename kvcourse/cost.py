@@ -9,7 +9,7 @@ from math import ceil
 from typing import NamedTuple
 
 from kvcourse.config import ModelConfig, require_config
-from kvcourse.require import require_number, require_whole
+from kvcourse.require import require_flag, require_number, require_whole
 from kvcourse.shape import Shape, as_shape
 
 
@@ -69,7 +69,7 @@ def parameters(shape: Shape | ModelConfig, active_only: bool = False) -> int:
     `active_only` counts what one token is multiplied with: of a mixture of experts those picked, and not an embedding
     of which it reads one row.
     """
-    s = as_shape(shape)
+    s, active_only = as_shape(shape), require_flag("active_only", active_only)
     layers = s.n_layers * (attention_parameters(s) + s.n_norms * s.d_model)
     if s.experts is None:
         layers += s.n_layers * feed_forward_parameters(s, s.d_ff)
@@ -114,7 +114,8 @@ def cache_bytes(
     """Bytes of cache that must be held for `batch_size` texts of `seq_len` tokens, at `bits` a number.
 
     Without windows: 2 x layers x KV heads x d_head x tokens x texts x bytes a number. A layer with a window keeps the
-    latest `window` tokens of a text. Memory that comes in pages of `block_size` tokens is held in whole pages.
+    latest `window` tokens of a text. Memory that comes in pages of `block_size` tokens is held in whole pages. Those of
+    a window count as a ring of pages, written over and over; pages that follow the text may need one more.
     """
     shape = as_shape(shape)
     seq_len, batch_size = require_whole("seq_len", seq_len, least=0), require_whole("batch_size", batch_size)
@@ -140,15 +141,20 @@ def bits_per_number(bits: float, group_size: int, scale_bits: float = 16, zero_b
 
     4 bits in groups of 32 with 16-bit scale and zero point are 5.0.
     """
+    added = 0
     for name, value in (("scale_bits", scale_bits), ("zero_bits", zero_bits)):
         if value != 0 or isinstance(value, bool):
-            require_number(name, value)
-    return require_number("bits", bits) + (scale_bits + zero_bits) / require_whole("group_size", group_size)
+            added += require_number(name, value)
+    return require_number("bits", bits) + added / require_whole("group_size", group_size)
 
 
 def to_bytes(numbers: int, bits: float) -> int:
     """Bytes for so many numbers of `bits` bits each, the last byte whole."""
-    return ceil(numbers * require_number("bits", bits) / 8)
+    bits = require_number("bits", bits)
+    try:
+        return ceil(numbers * bits / 8)
+    except OverflowError as error:
+        raise ValueError(f"So many numbers of bits={bits!r} each cannot be counted: give fewer of both.") from error
 
 
 def bytes_moved(config: ModelConfig, new_tokens: int, context: int = 0, batch_size: int = 1, bits: float = 16) -> Bytes:

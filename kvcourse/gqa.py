@@ -24,7 +24,7 @@ def attend_repeated(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
     """
     group = group_size(q, k, v, mask)
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    scores = scaled(q) @ k.mT
     return masked_softmax(scores, mask) @ v
 
 
@@ -34,8 +34,8 @@ def attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) 
     The G queries that share a head meet its keys in one matrix product, so each key is read once for all of them.
     """
     group = group_size(q, k, v, mask)
-    q = q.unflatten(1, (-1, group))
-    scores = torch.einsum("bhgtd,bhsd->bhgts", q, k) / math.sqrt(q.shape[-1])
+    q = scaled(q).unflatten(1, (-1, group))
+    scores = torch.einsum("bhgtd,bhsd->bhgts", q, k)
     weights = masked_softmax(scores, None if mask is None else mask[:, :, None])
     return torch.einsum("bhgts,bhsd->bhgtd", weights, v).flatten(1, 2)
 
@@ -47,9 +47,15 @@ def attend_fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) ->
     return attention(q, k, v, mask)
 
 
+def scaled(q: Tensor) -> Tensor:
+    """Queries divided by the root of D before the product with the keys, which may be past the largest float16."""
+    return q / math.sqrt(q.shape[-1])
+
+
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Scores `(..., T, S)` as weights that add up to 1 over the keys that a query sees."""
-    return (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(-1)
+    """Scores `(..., T, S)` as weights that add up to 1 over the keys that a query sees, worked out in float32."""
+    seen = scores if mask is None else scores.masked_fill(~mask, -math.inf)
+    return seen.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
 
 def group_size(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> int:

@@ -112,16 +112,18 @@ def attention_with_sinks(
 
     Sinks are among the keys at `columns` `(n,)`: there `is_sink` `(B, n)` says in which rows of the batch. One softmax
     runs over both kinds, which PyTorch's own attention cannot do; queries go through in blocks to bound the scores.
+    Scores and softmax are in float32 at least, as in PyTorch's own: in bfloat16, scores of 100 lie half a unit apart.
     """
     if q.shape[2] > QUERIES:
         blocks = zip(*(x.split(QUERIES, 2) for x in (q, turned, mask)), strict=True)
         return torch.cat([attention_with_sinks(a, b, k, v, m, columns, is_sink) for a, b, m in blocks], 2)
     heads, new, scale = k.shape[1], q.shape[2], q.shape[3] ** -0.5
+    q, turned, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, turned, k))
     q, turned = (x.unflatten(1, (heads, -1)).flatten(2, 3) * scale for x in (q, turned))  # (B, H_kv, G x T, D)
     scores = q @ k.mT
     near = turned @ k[:, :, columns].mT
     scores[..., columns] = torch.where(is_sink[:, None, None], near, scores[..., columns])
     scores = scores.unflatten(2, (-1, new))  # (B, H_kv, G, T, S)
     scores = scores.masked_fill(~mask[:, :, None], -torch.inf)
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
+    weights = scores.softmax(-1).to(v.dtype)
     return (weights.flatten(2, 3) @ v).unflatten(2, (-1, new)).flatten(1, 2)

@@ -75,11 +75,6 @@ class LM:
         piece.
         """
         ids = self.prompt_ids(prompt)
-        if len(ids) > self.config.max_seq_len:
-            raise ValueError(
-                f"The prompt has {len(ids)} tokens, but {self.name} has a context of {self.config.max_seq_len} tokens: "
-                "shorten the prompt."
-            )
         options = {"stop_ids": self.tokenizer.stop_ids} | options
         decoder = StreamDecoder(self.tokenizer, () if stop is None else stop)
         return TextStream(Texts(self.model, ids, max_new_tokens, **options), decoder)

@@ -117,7 +117,7 @@ def random_weights(
     sizes = dict(n_heads=n_heads, d_model=d_model, d_latent=d_latent, d_rope=d_rope, d_nope=d_nope, d_value=d_value)
     for name, size in sizes.items():
         require_whole(name, size)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(require_whole("seed", seed, least=0))
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=dtype) / math.sqrt(shape[-1])
@@ -177,7 +177,7 @@ def naive(x: Tensor, w: Weights, cache: LatentCache | None = None) -> Tensor:
     k_nope = torch.einsum("hnl,bsl->bhsn", w.w_uk, c)
     v = torch.einsum("hvl,bsl->bhsv", w.w_uv, c)
     k = torch.cat((k_nope, r[:, None].expand(-1, len(w.w_uk), -1, -1)), dim=-1)
-    scores = torch.cat((q_nope, q_rope), dim=-1) @ k.mT * w.scale
+    scores = torch.cat((q_nope, q_rope), dim=-1) @ k.mT
     heads = masked_softmax(scores, mask) @ v
     return torch.einsum("hdv,bhtv->btd", w.w_o, heads)
 
@@ -191,20 +191,20 @@ def absorbed(x: Tensor, w: Weights, cache: LatentCache | None = None) -> Tensor:
     """
     q_nope, q_rope, latents, mask = prepare(x, w, cache)
     q_latent = torch.einsum("hnl,bhtn->bhtl", w.w_uk, q_nope)
-    scores = torch.einsum("bhtl,bsl->bhts", torch.cat((q_latent, q_rope), dim=-1), latents) * w.scale
+    scores = torch.einsum("bhtl,bsl->bhts", torch.cat((q_latent, q_rope), dim=-1), latents)
     sums = torch.einsum("bhts,bsl->bhtl", masked_softmax(scores, mask), latents[..., : w.d_latent])
     heads = torch.einsum("hvl,bhtl->bhtv", w.w_uv, sums)
     return torch.einsum("hdv,bhtv->btd", w.w_o, heads)
 
 
 def prepare(x: Tensor, w: Weights, cache: LatentCache | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What both forms begin with: queries `(B, H, T, d_nope)` and, rotated, `(B, H, T, d_rope)`; latents
+    """What both forms begin with: queries `(B, H, T, d_nope)` and, rotated, `(B, H, T, d_rope)`, both scaled; latents
     `(B, S, d_latent + d_rope)` of all tokens, new ones included; who may see whom."""
     check(x, w)
     cache = LatentCache() if cache is None else cache
     positions = torch.arange(cache.length, cache.length + x.shape[1], device=x.device)[None]
     rotary = rotary_tables(positions, w.d_rope, w.rope_theta)
-    q = torch.einsum("hqd,btd->bhtq", w.w_q, x)
+    q = torch.einsum("hqd,btd->bhtq", w.w_q, x) * w.scale  # before the product with keys, which half could not hold
     q_nope, q_rope = q.split((w.d_nope, w.d_rope), dim=-1)
     c = F.rms_norm(x @ w.w_dkv.mT, w.norm.shape, w.norm, w.norm_eps)
     r = rotate((x @ w.w_kr.mT)[:, None], *rotary)[:, 0]

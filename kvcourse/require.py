@@ -1,7 +1,7 @@
 """Checks of single values, asked for everywhere: each returns the value, or raises one `ValueError` that names it."""
 
 import math
-from numbers import Real
+from numbers import Integral, Real
 from operator import index
 
 
@@ -17,14 +17,15 @@ def require_whole(name: str, value, least: int = 1) -> int:
 
 
 def require_number(name: str, value) -> float:
-    """`value` if it is a number above 0 that a float can hold, else `ValueError` naming it."""
+    """`value` as a plain int or float (NumPy's overflow, or lose digits) if it is a number above 0 that a float can
+    hold, else `ValueError` naming it."""
     try:
         number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     except OverflowError:
         number = math.inf
     if not 0 < number < math.inf:
         raise ValueError(f"{name}={value!r} must be a number greater than 0, and finite.")
-    return value
+    return int(value) if isinstance(value, Integral) else number
 
 
 def require_flag(name: str, value) -> bool:

@@ -15,7 +15,8 @@ from kvcourse.require import require_flag, require_whole
 class Latent:
     """Multi-head latent attention: the cache keeps one vector a token for all heads, not keys and values of each.
 
-    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1. Raises `ValueError` when a size is not a positive integer.
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1. Raises `ValueError` when a size is not a positive integer, or
+    `d_rope` is odd.
     """
 
     d_latent: int  # what keys and values are expanded from; kept
@@ -27,6 +28,8 @@ class Latent:
     def __post_init__(self):
         for name in ("d_latent", "d_rope", "d_nope", "d_value"):
             object.__setattr__(self, name, require_whole(name, getattr(self, name)))
+        if self.d_rope % 2:
+            raise ValueError(f"d_rope={self.d_rope} is odd; rotary embedding turns pairs, so it must be even.")
         if self.d_query is not None:
             object.__setattr__(self, "d_query", require_whole("d_query", self.d_query))
 
@@ -92,6 +95,11 @@ class Shape:
         for name, kind in (("latent", Latent), ("experts", Experts)):
             if not isinstance(getattr(self, name), kind | None):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be None or {kind.__name__} of kvcourse.shape.")
+        for name in ("qkv_bias", "qk_norm"):
+            if self.latent and getattr(self, name):
+                raise ValueError(f"{name}=True is not counted beside a latent: make it False, or leave the latent out.")
+        if not isinstance(self.source, str):
+            raise ValueError(f"source={self.source!r} must be a text: it says where the numbers were published.")
         if self.experts and self.experts.first_dense > self.n_layers:
             raise ValueError(f"first_dense={self.experts.first_dense} is more than n_layers={self.n_layers}.")
 

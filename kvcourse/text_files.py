@@ -19,8 +19,8 @@ def given_object(source, name: str) -> tuple[dict, str]:
         return parse_object(source, f"The {name} given"), f"The {name} given"
     if not isinstance(source, str | os.PathLike):
         raise ValueError(f"Give the text or the path of a {name}, or its dictionary, not {type(source).__name__}.")
-    path = Path(source) / name if Path(source).is_dir() else Path(source)
-    if not path.is_file():
+    path = Path(source) / name if os.path.isdir(source) else Path(source)
+    if not os.path.isfile(path):  # Path.is_file fails on a name that is too long
         raise FileNotFoundError(f"There is no file {path}: give the path of a {name}, of its folder, or its text.")
     return read_object(path), str(path)
 

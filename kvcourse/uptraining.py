@@ -25,6 +25,7 @@ from kvcourse.weights.shipped import STAND_IN, shipped_folder
 WAYS = ("mean", "first", "random")
 
 
+@torch.inference_mode(False)  # the copy may be trained, wherever it is made
 def share_heads(model: LM | Transformer, n_kv_heads: int, how: str = "mean", seed: int = 0) -> Transformer:
     """A copy of `model` with `n_kv_heads` key-value heads. Each takes the place of those that stand next to each other:
 
@@ -46,7 +47,7 @@ def share_heads(model: LM | Transformer, n_kv_heads: int, how: str = "mean", see
             f"The model's {config.n_kv_heads} key-value heads cannot become {n_kv_heads}: groups must be of one size, "
             f"so give a divisor of {config.n_kv_heads}."
         )
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(require_whole("seed", seed, least=0))
     weights = {
         name: merge(weight, config.n_kv_heads, n_kv_heads, how, generator)
         if ".k_proj." in name or ".v_proj." in name
@@ -69,6 +70,7 @@ def merge(weight: Tensor, old: int, new: int, how: str, generator: torch.Generat
     return torch.randn(size, generator=generator).to(weight) * weight.std()
 
 
+@torch.inference_mode(False)  # there and in no_grad, nothing would learn; this switches gradients on as well
 def fine_tune(
     model: Transformer, steps: int, batch_tokens: int = 512, seed: int = 0, progress: bool = True, peak_lr: float = 1e-3
 ) -> list[float]:
@@ -79,8 +81,8 @@ def fine_tune(
     `batch_tokens` hold. All weights learn. Optimizer and course of the learning rate are the recipe's, in small: over a
     tenth of the steps it rises to `peak_lr`, then it falls along half a cosine.
 
-    Raises `ValueError` for a model in half precision or of another vocabulary than the course's, and for a step that
-    holds less than one row; `RuntimeError` when the training diverges.
+    Raises `ValueError` for a model in half precision, of another vocabulary than the course's, or made in inference
+    mode, and for a step that holds less than one row; `RuntimeError` when the training diverges.
     """
     steps = require_whole("steps", steps)
     check(model, batch_tokens)
@@ -90,7 +92,7 @@ def fine_tune(
         steps=steps,
         warmup=max(1, steps // 10),
         peak_lr=require_number("peak_lr", peak_lr),
-        seed=seed,
+        seed=require_whole("seed", seed, least=0),
     )
     batches = stories(recipe, tokenizer_for(model))
     optimizer = make_optimizer(model, recipe)
@@ -118,6 +120,11 @@ def check(model: Transformer, batch_tokens: int) -> None:
         raise ValueError(
             f"The model computes in {model.dtype}, too coarse for the small steps of training: load the model that it "
             'was made from with dtype="float32".'
+        )
+    if any(weight.is_inference() for weight in model.parameters()):
+        raise ValueError(
+            "The model was made inside torch.inference_mode(), and such weights cannot learn: make it outside, or "
+            "train a copy from share_heads."
         )
     row = model.config.max_seq_len
     if require_whole("batch_tokens", batch_tokens) < row:

@@ -271,3 +271,61 @@ def test_cache_of_another_model_batch_or_dtype_is_refused(model):
     for bad in ({"max_len": 0}, {"batch_size": -1}, {"max_len": 2.5}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             make(**bad)
+
+
+# All kinds of cache
+
+
+KINDS = [kv.DenseCache, lambda config, **options: kv.WindowCache(config, 8, **options)]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["dense", "window"])
+@pytest.mark.parametrize("lengths", [(30, 30), (12, 30)])
+def test_positions_of_32_bits_are_positions(model, kind, lengths):
+    rows = [random_tokens(n).tolist() for n in lengths]
+    out = []
+    for dtype in (torch.int64, torch.int32):
+        cache = kind(model.config, batch_size=2, dtype=torch.float32, device="cpu")
+        tokens, positions = pad(rows)
+        out.append(model(tokens, positions.to(dtype), cache))
+        tokens, positions = pad([[5], [6]], cache.lengths)
+        out.append(model(tokens, positions.to(dtype), cache))
+    assert torch.equal(out[0], out[2]) and torch.equal(out[1], out[3])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["dense", "window"])
+@pytest.mark.parametrize(
+    "interrupt",
+    [
+        lambda model, cache: cache.reset(),
+        lambda model, cache: cache.truncate(12),
+        lambda model, cache: one(model, cache),
+    ],
+    ids=["reset", "truncate", "step"],
+)
+def test_one_step_at_a_time(model, kind, interrupt, monkeypatch):
+    """The refused call, and the step that it came in, leave the cache as it was."""
+    row = random_tokens(14).tolist()
+    disturbed, calm = (kind(model.config, dtype=torch.float32, device="cpu") for _ in range(2))
+    for cache in (disturbed, calm):
+        feed(model, cache, [row[:12]], [12])
+    with monkeypatch.context() as patch:
+        patch.setattr(model.layers[1].mlp, "forward", lambda x: interrupt(model, disturbed))
+        with pytest.raises(RuntimeError, match="A step of this cache is still open"):
+            model(random_tokens(1, 3, seed=9), cache=disturbed)
+    assert disturbed.lengths == [12]
+    (after,), (expected,) = (feed(model, cache, [row[12:]], [2]) for cache in (disturbed, calm))
+    assert torch.equal(after, expected)
+
+
+def one(model, cache):
+    return model(random_tokens(1, 1), cache=cache)
+
+
+@pytest.mark.parametrize("kind", [kv.DenseCache, kv.WindowCache])
+def test_a_cache_is_made_for_a_config(model, kind):
+    shape = kv.PUBLISHED["Mistral 7B v0.1"]
+    for given, name in [(model, "Transformer"), (shape, "Shape"), ("tiny-gqa", "str")]:
+        for make in (kind, kind.bytes_for):
+            with pytest.raises(ValueError, match=f"config must be a ModelConfig, such as lm.config; got {name}"):
+                make(given)

@@ -83,3 +83,16 @@ def test_bad_numbers_are_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_an_option_of_another_function_is_refused():
+    """A batch size given to `largest_batch` would divide its answer, and a length has no place in `longest_context`."""
+    with pytest.raises(TypeError, match=r"largest_batch\(\) got an unexpected keyword argument 'batch_size'"):
+        largest_batch(SMALL, 16e9, 5, batch_size=5)
+    with pytest.raises(TypeError, match=r"longest_context\(\) got an unexpected keyword argument 'seq_len'"):
+        longest_context(SMALL, 16e9, seq_len=5)
+
+
+def test_bits_that_cannot_be_counted_are_refused():
+    with pytest.raises(ValueError, match=r"bits=1e\+305"):
+        fits(SMALL, 16e9, 5, weight_bits=1e305)

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import kvcourse as kv
 from kvcourse.cost import bits_per_number
 from kvcourse.published import PUBLISHED
+from kvcourse.require import require_number
 
 CONFIGS = [
     small_config(),
@@ -202,7 +203,13 @@ def test_sizes_out_of_range_are_refused_and_numpy_integers_do_not_wrap_around():
     ]:
         with pytest.raises(ValueError, match=message):
             call()
+    for bits in (1e306, 10**306):
+        with pytest.raises(ValueError, match="bits=1e?0*.* cannot be counted"):
+            kv.cache_bytes(config, 200, bits=bits)
     assert kv.flops(SMOLLM2, np.int32(512)) == kv.flops(SMOLLM2, 512)
+    assert kv.weight_bytes(SMOLLM2, np.int32(16)) == kv.weight_bytes(SMOLLM2, 16)
+    assert kv.weight_bytes(SMOLLM2, np.float32(4.5)) == kv.weight_bytes(SMOLLM2, 4.5)
+    assert bits_per_number(4, 2, np.int8(100), np.int8(100)) == 104
     assert kv.cache_bytes(SMOLLM2, np.int32(500_000)) == 11_520_000_000
 
 
@@ -222,3 +229,17 @@ def test_a_model_or_a_name_in_place_of_a_config_is_refused(function, wanted):
         with pytest.raises(ValueError, match=f"{wanted}; got {kind}"):
             function(given, 1)
     assert function(model.config, 1)
+
+
+def test_a_switch_is_true_or_false():
+    with pytest.raises(ValueError, match="active_only='no' must be True or False"):
+        kv.parameters(SMOLLM2, active_only="no")
+
+
+@pytest.mark.parametrize(("given", "plain"), [(3, int), (2.5, float)])
+def test_a_number_is_plain_python_afterwards(given, plain):
+    import numpy as np
+
+    kinds = (np.int8, np.int32, np.uint64) if plain is int else (np.float16, np.float32, np.float64)
+    for kind in (plain, *kinds):
+        assert require_number("x", kind(given)) == given and type(require_number("x", kind(given))) is plain

@@ -125,3 +125,23 @@ def test_only_the_repeated_form_copies_keys_and_values():
 def test_what_does_not_belong_together_is_refused(attend, change, said):
     with pytest.raises(ValueError, match=said):
         attend(*change(*draw(8, 2)))
+
+
+@pytest.mark.parametrize("attend", FORMS)
+def test_products_past_the_largest_float16_are_scaled_first(attend):
+    """Each product of query and key is 64 x 40 x 40 = 102,400, past 65,504; divided by 8 it is not."""
+    q, k, v = draw(8, 2, D=64, dtype=torch.float16)
+    q, k = torch.full_like(q, 40), torch.full_like(k, 40)
+    out = attend(q, k, v, causal(5, 5))
+    assert (q[0, 0] @ k[0, 0].T).isinf().all()
+    torch.testing.assert_close(out.double(), llama(q.double(), k.double(), v.double(), causal(5, 5)), atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("attend", [attend_repeated, attend_grouped])
+def test_softmax_is_taken_in_float32(attend, monkeypatch):
+    seen = []
+    softmax = torch.Tensor.softmax
+    monkeypatch.setattr(torch.Tensor, "softmax", lambda *args, **kw: seen.append(softmax(*args, **kw)) or seen[-1])
+    for dtype, wide in ((torch.float16, torch.float32), (torch.float64, torch.float64)):
+        assert attend(*draw(8, 2, dtype=dtype)).dtype == dtype
+        assert seen.pop().dtype == wide

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvcourse.layers import RMSNorm, attention, rotary_tables, rotate, visible
+from kvcourse.layers import RMSNorm, attention, attention_with_sinks, rotary_tables, rotate, visible
 
 
 def by_hand(q, k, v, mask):
@@ -127,3 +127,18 @@ def test_rmsnorm_by_hand_and_without_half_precision_overflow():
     torch.testing.assert_close(norm(torch.tensor([3.0, 4.0])), torch.tensor([3.0, 4.0]) / math.sqrt(12.5))
     big = torch.full((4,), 300.0, dtype=torch.float16)  # 300**2 is past the largest float16
     assert RMSNorm(4, eps=0.0, dtype=torch.float16)(big).tolist() == [1.0] * 4
+
+
+def test_scores_with_sinks_are_not_rounded_to_half():
+    """Scores of a hundred or so, which differ by less than 1; in bfloat16 they lie half a unit apart."""
+    q, k, v = random_qkv(D=64)
+    q, k, v = (x.bfloat16() for x in (2 + 0.1 * q, 6 + 0.3 * k, v))
+    mask = visible(torch.arange(5).expand(2, 5), torch.arange(5).expand(2, 5))
+    sinks = torch.tensor([0]), torch.ones(2, 1, dtype=torch.bool)
+    exact = by_hand(*(x.double() for x in (q, k, v)), mask)
+    torch.testing.assert_close(attention_with_sinks(*(x.double() for x in (q, q, k, v)), mask, *sinks), exact)
+    out = attention_with_sinks(q, q, k, v, mask, *sinks)
+    assert out.dtype == torch.bfloat16 and (out - exact).abs().max() < 0.02
+    k, v = (x.repeat_interleave(3, 1) for x in (k, v))
+    rounded = (q / 8 @ k.mT).masked_fill(~mask, -torch.inf).softmax(-1, dtype=torch.float32)
+    assert (rounded @ v.float() - exact).abs().max() > 0.1  # the partner

@@ -8,6 +8,7 @@ from reference import random_tokens
 from tokenizer_files import byte_level_json
 
 import kvcourse.lm as lm_module
+from kvcourse.caches import WindowCache
 from kvcourse.generation import generate
 from kvcourse.lm import load_model
 from kvcourse.tokenizer import Tokenizer
@@ -159,10 +160,22 @@ def test_without_a_chat_template_text_is_continued(tmp_path):
 
 def test_a_prompt_longer_than_the_context_names_both_numbers(lm):
     text = "z" * 200  # one token a letter
-    with pytest.raises(ValueError, match=f"{len(lm.prompt_ids(text))} tokens.*context of 128 tokens"):
+    with pytest.raises(ValueError, match=f"{len(lm.prompt_ids(text))} of prompt.*the model's context has room for 128"):
         lm.stream(text, 1)
     with pytest.raises(ValueError, match="128"):
         lm.stream("the", 1000)
+
+
+def test_a_prompt_longer_than_the_context_fits_a_cache_without_end(lm):
+    ids = lm.prompt_ids("z" * 200)
+    expected = generate(lm.model, ids, 5, cache=window_cache(lm), stop_ids=lm.tokenizer.stop_ids)
+    stream = lm.stream("z" * 200, 5, cache=window_cache(lm))
+    list(stream)
+    assert len(ids) > lm.config.max_seq_len and stream.generation.ids == expected.ids
+
+
+def window_cache(lm):
+    return WindowCache(lm.config, 16, 2, dtype=lm.model.dtype, device=lm.model.device)
 
 
 @pytest.mark.parametrize(

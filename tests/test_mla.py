@@ -271,3 +271,20 @@ def test_random_weights_follow_from_the_seed():
     one, same, other = (random_weights(**SIZES, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(one.w_q, same.w_q) and torch.equal(one.norm, same.norm)
     assert not torch.equal(one.w_q, other.w_q)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_products_past_the_largest_float16_are_scaled_first(form):
+    """Scores of 2,000 and more, which are 300,000 and more before they are scaled; one token is seen, so the softmax is
+    1 whatever the score."""
+    w = random_weights(**SIZES | {"d_nope": 20_000}, dtype=torch.float16)
+    w = replace(w, w_q=w.w_q.abs() * 20, w_uk=w.w_uk.abs(), norm=w.norm.abs())
+    x = draw(1, 1, 48).half()
+    exact = replace(w, **{name: x.double() for name, x in vars(w).items() if isinstance(x, torch.Tensor)})
+    torch.testing.assert_close(form(x, w).double(), form(x.double(), exact), atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, None])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(ValueError, match=f"seed={seed} must be a whole number of at least 0"):
+        random_weights(**SIZES, seed=seed)

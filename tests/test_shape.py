@@ -157,6 +157,9 @@ def test_other_bad_shapes():
         (dict(qk_norm=1), "qk_norm=1 must be True or False"),
         (dict(n_norms=0), "n_norms=0"),
         (dict(latent=512), "latent=512 must be None or Latent"),
+        (dict(latent=Latent(512, 64, 128, 128), qkv_bias=True), "qkv_bias=True is not counted beside a latent"),
+        (dict(latent=Latent(512, 64, 128, 128), qk_norm=True), "qk_norm=True is not counted beside a latent"),
+        (dict(source=None), "source=None must be a text"),
         (dict(experts=8), "experts=8 must be None or Experts"),
         (dict(experts=Experts(8, 2, 16, first_dense=3)), "first_dense=3 is more than n_layers=2"),
     ]:
@@ -169,6 +172,7 @@ def test_other_bad_shapes():
         (lambda: Experts(8, 2, 16, router_bias=1), "router_bias=1"),
         (lambda: Latent(0, 64, 128, 128), "d_latent=0"),
         (lambda: Latent(512, 64, 128, 128, 0.5), "d_query=0.5"),
+        (lambda: Latent(512, 63, 128, 128), "d_rope=63 is odd"),
     ]:
         with pytest.raises(ValueError, match=message):
             make()

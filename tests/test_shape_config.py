@@ -82,7 +82,7 @@ def test_what_cannot_be_read(kind, tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             kind.from_hf(source)
-    for source in (tmp_path, tmp_path / "other.json", "Llama 3.1 8B", ""):
+    for source in (tmp_path, tmp_path / "other.json", "Llama 3.1 8B", "", "a" * 5000):
         with pytest.raises(FileNotFoundError, match="There is no file .*: give the path of a config.json"):
             kind.from_hf(source)
 
@@ -115,7 +115,7 @@ NEEDED = {
 @pytest.mark.parametrize("family", NEEDED)
 def test_a_needed_field_that_is_missing_or_wrong(family):
     for field in NEEDED[family]:
-        refuses(EACH_FAMILY[family], f"has no field {field}", **{field: None})
+        refuses(EACH_FAMILY[family], f"has no field {field}, which is needed.", **{field: None})
         for wrong in ("8", 2.5, True, -1):
             refuses(EACH_FAMILY[family], f"{field} = {wrong!r}", "whole number", **{field: wrong})
 

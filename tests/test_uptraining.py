@@ -146,6 +146,8 @@ def test_the_copy_has_the_model_s_dtype_and_is_ready_to_run():
         ((16,), "8 key-value heads cannot become 16"),
         ((0,), "n_kv_heads=0 must be a whole number"),
         ((2.0,), "n_kv_heads=2.0 must be a whole number"),
+        ((2, "random", -1), "seed=-1 must be a whole number"),
+        ((2, "mean", "0"), "seed='0' must be a whole number"),
         ((2, "last"), "how='last' is not known: choose one of 'mean', 'first', 'random'"),
     ],
 )
@@ -236,6 +238,8 @@ def test_a_training_that_diverges_says_so_and_leaves_a_model_that_is_not_in_trai
         ({}, {"batch_tokens": "many"}, "batch_tokens='many'"),
         ({}, {"peak_lr": 0}, "peak_lr=0 must be a number greater than 0"),
         ({}, {"steps": 0}, "steps=0 must be a whole number"),
+        ({}, {"seed": -1}, "seed=-1 must be a whole number"),
+        ({}, {"seed": None}, "seed=None must be a whole number"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(changes, options, said):
@@ -246,3 +250,20 @@ def test_what_cannot_be_trained_is_refused(changes, options, said):
 def test_an_lm_is_not_trained_in_place():
     with pytest.raises(ValueError, match="must be a Transformer, as share_heads gives it, not LM"):
         fine_tune(LM(random_model(), None, "mine"), 2)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_training_works_where_gradients_are_switched_off(mode):
+    expected = fine_tune(share_heads(random_model(), 2), 2, progress=False)
+    model = random_model()
+    with mode():
+        assert fine_tune(share_heads(model, 2), 2, progress=False) == expected
+    assert expected[1] != expected[0]
+
+
+def test_weights_made_in_inference_mode_cannot_learn():
+    with torch.inference_mode():
+        model = random_model()
+    with pytest.raises(ValueError, match=r"made inside torch.inference_mode\(\).*make it outside"):
+        fine_tune(model, 2, progress=False)
+    assert fine_tune(share_heads(model, 8), 1, progress=False)  # a copy can

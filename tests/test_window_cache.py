@@ -580,3 +580,38 @@ def test_generate_goes_on_from_a_window_cache():
     kv.prefill(model, [row[:25]], cache, chunk=10)
     assert kv.generate(model, row[25:], 20, cache=cache).ids == kv.generate(model, row, 20, cache=whole).ids
     assert cache.length == whole.length == 59
+
+
+@pytest.mark.parametrize("window", [8, (8, None)])
+def test_a_model_made_with_windows_has_no_sinks(window):
+    """It was trained to do without, and its own oracle, the model without a cache, sees none."""
+    config = small_config(window=window)
+    for make in (WindowCache, WindowCache.bytes_for):
+        with pytest.raises(ValueError) as error:
+            make(config, sinks=2)
+        assert f"sinks=2 were asked for, but the model was made with window={window}" in str(error.value)
+
+
+def test_a_text_without_end_has_an_end():
+    """Past 2**20 an angle in float32 is too coarse; a model with a longer context has said that it can do with it."""
+    config = small_config()
+    assert WindowCache(config, 8, max_len=2**20, device="cpu").max_len == 2**20
+    for make in (WindowCache, WindowCache.bytes_for):
+        with pytest.raises(ValueError, match="max_len=1048577 must be at most 1048576"):
+            make(config, 8, max_len=2**20 + 1)
+    longer = small_config(max_seq_len=2**21)
+    assert WindowCache(longer, 8, device="cpu").max_len == 2**21
+
+
+@pytest.mark.parametrize("sinks", [0, 2])
+@pytest.mark.parametrize("size", [7, 30])
+def test_padding_that_is_no_number_spoils_nothing(model, rows, expected, monkeypatch, size, sinks):
+    """Token 0 fills up the rows; here it has an embedding of NaN, and 0 x NaN is NaN."""
+    rows = [[max(1, token) for token in row] for row in rows[1:]]
+    right = [by_distance(model, row, (8, 8), sinks) for row in rows]
+    embed = model.embed_tokens.forward
+    spoil = lambda tokens: embed(tokens).masked_fill((tokens == 0)[..., None], torch.nan)  # noqa: E731
+    monkeypatch.setattr(model.embed_tokens, "forward", spoil)
+    cache = new_cache(model, 8, sinks, batch_size=2)
+    for logits, ours in zip(feed(model, cache, rows, in_chunks(75, size)), right, strict=True):
+        assert largest_difference(logits, ours) < 1e-4

@@ -17,7 +17,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kvcourse.config import ModelConfig
+from kvcourse.config import ModelConfig, require_config
 from kvcourse.require import require_whole
 
 
@@ -38,10 +38,11 @@ class Cache(ABC):
 
     dtype: torch.dtype | None = None  # of the numbers kept; None: it keeps none
     device: torch.device | None = None
+    open_step: Step | None = None
     endless = False  # True: no query looks back further than the model's context, however long the text
 
     def __init__(self, config: ModelConfig, batch_size: int = 1):
-        self.config = config
+        self.config = require_config(config)
         self.batch_size = require_whole("batch_size", batch_size)
         self.max_len = config.max_seq_len
         self.lengths = [0] * self.batch_size
@@ -63,21 +64,33 @@ class Cache(ABC):
     @contextmanager
     def step(self, positions: Tensor) -> Iterator[Step]:
         """One forward pass over new tokens at `positions` `(B, T)` on the CPU, -1 for padding."""
+        self.require_no_open_step()
         lengths = [length + new for length, new in zip(self.lengths, self.count_new(positions), strict=True)]
         try:
-            yield self.begin(positions)
+            self.open_step = self.begin(positions.long())  # int32 is no index everywhere
+            yield self.open_step
         except BaseException:
             self.wipe()
             raise
+        finally:
+            self.open_step = None  # it may hold what it has overwritten
         self.lengths = lengths
 
+    def require_no_open_step(self) -> None:
+        if self.open_step is not None:
+            raise RuntimeError(
+                "A step of this cache is still open: let it end before another one, reset() or truncate()."
+            )
+
     def reset(self) -> None:
-        """Forget every token. The memory stays allocated."""
+        """Forget every token. The memory stays allocated. Raises `RuntimeError` inside a step, as `truncate` does."""
+        self.require_no_open_step()
         self.lengths = [0] * self.batch_size
         self.wipe()
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens of each row; guesses that turned out wrong are taken back so."""
+        self.require_no_open_step()
         length = require_whole("length", length, least=0)
         self.lengths = [min(held, length) for held in self.lengths]
         self.wipe()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvcourse.caches.base import Cache, Step
-from kvcourse.config import ModelConfig
+from kvcourse.config import ModelConfig, require_config
 from kvcourse.cost import slot_bytes
 from kvcourse.device import as_dtype, resolve
 from kvcourse.layers import attention, visible
@@ -32,6 +32,7 @@ class DenseCache(Cache):
     @staticmethod
     def bytes_for(config: ModelConfig, batch_size: int = 1, max_len: int | None = None, dtype=torch.float32) -> int:
         """Bytes such a cache allocates: keys and values of every layer, key/value head and slot. Windows save none."""
+        require_config(config)
         rows = require_whole("batch_size", batch_size)
         slots = require_whole("max_len", config.max_seq_len if max_len is None else max_len)
         return slot_bytes(config, config.n_layers * rows * slots, bits=8 * as_dtype(dtype).itemsize)

@@ -5,14 +5,11 @@ can be kept beside it. Models put much of their attention there, for want of a b
 trained without a window fails when they disappear (StreamingLLM, arXiv 2309.17453, section 3.1).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
 from kvcourse.caches.base import Cache, Step
-from kvcourse.config import ModelConfig, require_window
+from kvcourse.config import ModelConfig, require_config, require_window
 from kvcourse.cost import slot_bytes
 from kvcourse.device import as_dtype, resolve
 from kvcourse.layers import attention, attention_with_sinks, rotate, turns, visible
@@ -25,12 +22,13 @@ class WindowCache(Cache):
     """Keys and values of the latest `window` tokens of each layer, and of the first `sinks`.
 
     `window` is a number of tokens, own one included, or a tuple with one for each layer, where None keeps everything;
-    None stands for the model's own. A model made with windows can be run with those alone; one without may be cut.
+    None stands for the model's own. A model made with windows can be run with those alone, and without sinks; one made
+    without may be cut.
     A layer has `sinks + window` slots for each of `batch_size` texts (fewer if no text gets that long). The token at
     position p is in slot p if p < sinks, else in slot sinks + (p - sinks) % window.
 
     `max_len` is the longest text. It defaults to the model's context; where every layer has a window, and that fits
-    into the context with the sinks, a text may run past it, to 2**20 tokens.
+    into the context with the sinks, a text may run past it, but not past 2**20 tokens.
 
     With sinks, positions are places in the cache (StreamingLLM, section 3.2): once tokens have been evicted, the sinks
     are as near as if the window followed them directly. Sink j is seen from position p at the distance
@@ -38,8 +36,8 @@ class WindowCache(Cache):
     so that most of them need no further work; rotations add up, so turning a query back by what was evicted brings it
     as near to the sinks as it should be.
 
-    Raises `ValueError` for a window below 1 or not the model's, for `sinks` that are not fewer than the window, and for
-    memory that cannot be had.
+    Raises `ValueError` for a window below 1 or not the model's, for `sinks` that are not fewer than the window or stand
+    beside the model's own, for a `max_len` past what is said above, and for memory that cannot be had.
     """
 
     def __init__(
@@ -59,7 +57,6 @@ class WindowCache(Cache):
         self.device, self.dtype = resolve(device, dtype)
         self.rings = {w: self.make_ring(w) for w in set(self.windows)}
         self.places = [self.windows[:layer].count(w) for layer, w in enumerate(self.windows)]  # in its ring
-        self.open_step: WindowStep | None = None
 
     def make_ring(self, window: int | None) -> "Ring":
         """All layers with this window. One that keeps everything is a ring that never comes round."""
@@ -78,7 +75,7 @@ class WindowCache(Cache):
         dtype=torch.float32,
     ) -> int:
         """Bytes such a cache allocates: min(sinks + window, max_len) slots for each layer and text."""
-        windows, sinks = check_windows(config, window, sinks)
+        windows, sinks = check_windows(require_config(config), window, sinks)
         longest = longest_text(config, windows, sinks, max_len)
         slots = sum(longest if w is None else min(sinks + w, longest) for w in windows)
         rows = require_whole("batch_size", batch_size)
@@ -108,18 +105,9 @@ class WindowCache(Cache):
                     )
         super().truncate(length)
 
-    @contextmanager
-    def step(self, positions: Tensor) -> Iterator[Step]:
-        try:
-            with super().step(positions) as step:
-                yield step
-        finally:
-            self.open_step = None  # it holds what it has overwritten
-
     def begin(self, positions: Tensor) -> Step:
         self.check_room(positions)
-        self.open_step = WindowStep(self, positions)
-        return self.open_step
+        return WindowStep(self, positions)
 
     def wipe(self) -> None:
         for window, ring in self.rings.items():
@@ -140,6 +128,11 @@ def check_windows(config: ModelConfig, window, sinks: int) -> tuple[tuple[int | 
             "else with another: leave window out."
         )
     sinks = require_whole("sinks", sinks, least=0)
+    if sinks and any(config.windows):
+        raise ValueError(
+            f"sinks={sinks} were asked for, but the model was made with window={config.window} and computes something "
+            "else with sinks: leave sinks out."
+        )
     narrowest = min((w for w in windows if w is not None), default=None)
     if sinks and narrowest is None:
         raise ValueError(f"sinks={sinks} need a window: without one, every token is kept.")
@@ -156,9 +149,13 @@ def is_endless(config: ModelConfig, windows: tuple[int | None, ...], sinks: int)
 
 
 def longest_text(config: ModelConfig, windows: tuple[int | None, ...], sinks: int, max_len: int | None) -> int:
-    """`max_len`, or what it defaults to."""
-    default = LONGEST if is_endless(config, windows, sinks) else config.max_seq_len
-    return require_whole("max_len", default if max_len is None else max_len)
+    """`max_len`, or what it defaults to; `ValueError` when a text without end would get too long."""
+    endless, limit = is_endless(config, windows, sinks), max(LONGEST, config.max_seq_len)
+    default = limit if endless else config.max_seq_len
+    max_len = require_whole("max_len", default if max_len is None else max_len)
+    if endless and max_len > limit:
+        raise ValueError(f"max_len={max_len} must be at most {limit}: further on, angles in float32 are too coarse.")
+    return max_len
 
 
 class Ring:
@@ -227,6 +224,7 @@ class RingStep:
         self.replaced_keys = self.take_replaced(ring.keys)
         self.replaced_values = self.take_replaced(ring.values)
         self.uniform = bool((positions == positions[:1]).all()) and int(positions.min()) >= 0
+        self.padding = None if self.uniform else (positions < 0)[:, None, :, None].to(cache.device)
         if self.uniform:  # every row writes the same slots
             columns, slots = columns[rows == 0], slots[rows == 0]
         self.rows, self.columns, self.slots = (index.to(cache.device) for index in (rows, columns, slots))
@@ -263,6 +261,8 @@ class RingStep:
         if self.single:
             self.store(tensor, new)
             return tensor[:, :, : self.stop]
+        if self.padding is not None:
+            new = new.masked_fill(self.padding, 0)  # it is masked, and 0 x NaN is NaN
         seen = torch.cat((tensor[:, :, : self.stop], new), dim=2)
         self.store(tensor, new)
         return seen

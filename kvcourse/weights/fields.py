@@ -26,7 +26,7 @@ class Fields:
         self.asked.add(name)
         value = self.fields.get(name)
         if value is None and default is NEEDED:
-            raise self.error(f"has no field {self.prefix}{name}, which is needed to run the model.")
+            raise self.error(f"has no field {self.prefix}{name}, which is needed.")
         return default if value is None else value
 
     def whole(self, name: str, default=NEEDED, least: int = 1) -> int | None:

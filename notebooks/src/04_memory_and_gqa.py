@@ -280,7 +280,7 @@ ends = {title: shape.max_seq_len for title, (shape, _) in requests.items()}
 kv.plots.show(
     kv.plots.fit_map(lengths, batches, needed, devices, ends),
     alt="Three maps of text length and batch size, colored by the smallest device that holds them. The borders "
-    f"fall from many short texts to few long ones; on 24 GB the 8B model in 16 bits runs one text of {fitting:,} tokens.",
+    f"fall from many short texts to few long ones; on 24 GB the 8B model in 16 bits runs one of {fitting:,} tokens.",
 )
 
 # %% [markdown]
