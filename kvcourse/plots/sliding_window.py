@@ -195,7 +195,7 @@ def local_and_global(lengths, gigabytes: dict):
         last = np.flatnonzero(~np.isnan(own))[-1]
         ax.plot(lengths[last], own[last], "o", color=COLORS["blue"])
         ratio = f"{own[last] / full[last]:.0%} of that"
-        ax.annotate(ratio, (lengths[last], own[last]), (4, -16), textcoords="offset points", ha="center")
+        ax.annotate(ratio, (0.96, 0.05), xycoords="axes fraction", ha="right")
         ax.set_xlim(right=3 * lengths[last])
         ax.set_title(name, fontsize=13)
         ax.set_xlabel("tokens (log scale)")
