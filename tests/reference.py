@@ -8,6 +8,7 @@ import torch
 
 import kvcourse as kv
 from kvcourse.bench.peers import to_transformers as hugging_face
+from kvcourse.generation import pad
 
 __all__ = ["hugging_face"]
 
@@ -48,3 +49,20 @@ def random_tokens(*shape: int, vocab_size: int = 97, seed: int = 1) -> torch.Ten
 def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
     assert a.shape == b.shape, (a.shape, b.shape)
     return float((a.double() - b.double()).abs().max())
+
+
+def feed(model, cache, rows, chunks):
+    """Run rows of tokens through the cache in chunks of the given sizes; return each row's logits, all positions."""
+    out, start = [[] for _ in rows], 0
+    for size in chunks:
+        pieces = [row[start : start + size] for row in rows]
+        tokens, positions = pad(pieces, cache.lengths)
+        logits = model(tokens, positions, cache)
+        for i, piece in enumerate(pieces):
+            out[i].append(logits[i, : len(piece)])
+        start += size
+    return [torch.cat(logits) for logits in out]
+
+
+def in_chunks(length, size):
+    return [min(size, length - start) for start in range(0, length, size)]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference import largest_difference, random_tokens, small_config, small_model
+from reference import feed, in_chunks, largest_difference, random_tokens, small_config, small_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,24 +15,6 @@ TEXT = 96
 @pytest.fixture(scope="module")
 def model():
     return small_model()
-
-
-def feed(model, cache, rows, chunks):
-    """Run rows of tokens through the cache in chunks of the given sizes; return each row's logits, all positions."""
-    out = [[] for _ in rows]
-    start = 0
-    for size in chunks:
-        pieces = [row[start : start + size] for row in rows]
-        tokens, positions = pad(pieces, cache.lengths)
-        logits = model(tokens, positions, cache)
-        for i, piece in enumerate(pieces):
-            out[i].append(logits[i, : len(piece)])
-        start += size
-    return [torch.cat(logits) for logits in out]
-
-
-def in_chunks(length, size):
-    return [min(size, length - start) for start in range(0, length, size)]
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 7, 64])

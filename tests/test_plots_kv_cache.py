@@ -1,11 +1,9 @@
 """The pictures of notebook 02, over all that their sliders and data can be."""
 
-import io
-
 import numpy as np
 import pytest
+from figures import drawn, texts
 from matplotlib.colors import to_rgba
-from PIL import Image
 from reference import SMOLLM2 as CONFIG
 
 import kvcourse as kv
@@ -16,20 +14,9 @@ from kvcourse.plots.sides import KEPT
 PIECES = ["The", " second", " token", " is", "\n", " fast", "."]
 
 
-def drawn(figure):
-    """Draw it for real; a figure of one color would be an empty one."""
-    image = Image.open(io.BytesIO(png(figure))).convert("RGB")
-    assert len(image.getcolors(10_000_000)) > 10
-    return figure
-
-
 def bars_by_color(ax):
     colors = [patch.get_facecolor() for patch in ax.patches]
     return {name: colors.count(to_rgba(color)) for name, color in (COLORS | {"kept": KEPT}).items()}
-
-
-def texts(ax):
-    return [text.get_text() for text in ax.texts]
 
 
 @pytest.mark.parametrize("step", range(1, 6))

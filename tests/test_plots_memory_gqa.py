@@ -1,34 +1,16 @@
 """The pictures of notebook 04, over all that their sliders and data can be."""
 
-import io
-
 import numpy as np
 import pytest
+from figures import drawn, labelled, texts
 from matplotlib.colors import to_rgba
-from PIL import Image
 
 import kvcourse as kv
-from kvcourse.plots.base import COLORS, png
+from kvcourse.plots.base import COLORS
 from kvcourse.quality import Recall
 
 LENGTHS = np.geomspace(512, 2**18, 10)
 GB = 1e9
-
-
-def drawn(figure):
-    """Draw it for real; a figure of one color would be an empty one."""
-    image = Image.open(io.BytesIO(png(figure))).convert("RGB")
-    assert len(image.getcolors(10_000_000)) > 10
-    return figure
-
-
-def texts(ax):
-    return [text.get_text() for text in ax.texts]
-
-
-def labelled(ax, label):
-    (line,) = (line for line in ax.lines if line.get_label() == label)
-    return line
 
 
 def widths(ax):

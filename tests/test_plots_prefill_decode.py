@@ -1,11 +1,9 @@
 """The pictures of notebook 03, over all that their sliders and data can be."""
 
-import io
-
 import numpy as np
 import pytest
+from figures import drawn, labelled, texts
 from matplotlib.colors import to_rgba
-from PIL import Image
 from reference import SMOLLM2
 
 import kvcourse as kv
@@ -13,22 +11,6 @@ from kvcourse.plots.base import COLORS, png
 
 CEILINGS = kv.Ceilings(140e9, 17.5e9, "cpu", "float32")  # the ridge is at 8 operations per byte
 POINTS = {"decode, batch of 1": (0.5, 8e9), "prefill of 64": (28.0, 90e9)}
-
-
-def drawn(figure):
-    """Draw it for real; a figure of one color would be an empty one."""
-    image = Image.open(io.BytesIO(png(figure))).convert("RGB")
-    assert len(image.getcolors(10_000_000)) > 10
-    return figure
-
-
-def texts(ax):
-    return [text.get_text() for text in ax.texts]
-
-
-def labelled(ax, label):
-    (line,) = (line for line in ax.lines if line.get_label() == label)
-    return line
 
 
 def test_phases_show_times_in_milliseconds_beside_their_least():

@@ -1,12 +1,10 @@
 """The pictures of notebook 05, over all that their sliders and data can be."""
 
-import io
-
 import numpy as np
 import pytest
 import torch
+from figures import drawn, labelled, texts
 from matplotlib.colors import to_rgba
-from PIL import Image
 
 import kvcourse as kv
 from kvcourse.layers import visible
@@ -33,27 +31,11 @@ PIECES = [
 ]
 
 
-def drawn(figure):
-    """Draw it for real; a figure of one color would be an empty one."""
-    image = Image.open(io.BytesIO(png(figure))).convert("RGB")
-    assert len(image.getcolors(10_000_000)) > 10
-    return figure
-
-
-def texts(ax):
-    return [text.get_text() for text in ax.texts]
-
-
 def colors(ax):
     """How many boxes have each color of the rings."""
     faces = [patch.get_facecolor() for patch in ax.patches]
     names = ("SINK", "HELD", "NEW", "GONE", "AHEAD")
     return {name: count for name in names if (count := faces.count(to_rgba(getattr(module, name))))}
-
-
-def labelled(ax, label):
-    (line,) = (line for line in ax.lines if line.get_label() == label)
-    return line
 
 
 def slots_of(length, window, sinks=0):

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from reference import hugging_face, largest_difference, random_tokens, small_config, small_model
+from reference import feed, hugging_face, in_chunks, largest_difference, random_tokens, small_config, small_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -26,23 +26,6 @@ def model():
 
 def new_cache(model, window=None, sinks=0, **options):
     return WindowCache(model.config, window, sinks, dtype=model.dtype, device=model.device, **options)
-
-
-def feed(model, cache, rows, chunks):
-    """Run rows of tokens through the cache in chunks of the given sizes; return each row's logits, all positions."""
-    out, start = [[] for _ in rows], 0
-    for size in chunks:
-        pieces = [row[start : start + size] for row in rows]
-        tokens, positions = pad(pieces, cache.lengths)
-        logits = model(tokens, positions, cache)
-        for i, piece in enumerate(pieces):
-            out[i].append(logits[i, : len(piece)])
-        start += size
-    return [torch.cat(logits) for logits in out]
-
-
-def in_chunks(length, size):
-    return [min(size, length - start) for start in range(0, length, size)]
 
 
 def windowed(model, window):
