@@ -10,9 +10,10 @@ TEST_COMMAND = ['pip install -c constraints.txt -e ".[test]"', "pytest"]
 
 
 def commands() -> list[list[str]]:
-    """The commands of the README's indented or fenced blocks, split at &&."""
-    blocks = re.findall(r"```\n(.*?)```", README, flags=re.DOTALL)
-    return [[part.strip() for part in line.split("&&")] for block in blocks for line in block.strip().splitlines()]
+    """The commands of the README's fenced blocks without a language, split at &&."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+    lines = [line for language, block in blocks if not language for line in block.strip().splitlines()]
+    return [[part.strip() for part in line.split("&&")] for line in lines]
 
 
 def test_the_two_commands():
