@@ -112,3 +112,18 @@ def test_measured_perplexity_is_that_of_the_training_loss():
     assert math.log(found.perplexity("test")) == pytest.approx(validation_loss(model, batches), abs=1e-5)
     other = [SimpleNamespace(**vars(batch) | {"tokens": batch.tokens.flip(1)}) for batch in batches]
     assert math.log(found.perplexity("test")) != pytest.approx(validation_loss(model, other), abs=1e-5)
+
+
+def test_sentences_that_were_written_right(monkeypatch):
+    """Of a text that was cut, the last sentence does not count: here 2 of 3 are right.
+    190 of 200 have the score interval 91.0 to 97.3 (Wilson, by hand)."""
+    texts = ["Tom told Mia a story about fame. Tom told Tom a story about fame. Mia wore", "The lamp was in the barn."]
+    made = [SimpleNamespace(ids=[5, 7]), SimpleNamespace(ids=[6, 0])]
+    monkeypatch.setattr(report, "generate", lambda model, prompts, length, **options: made[: len(prompts)])
+    lm = SimpleNamespace(model=None, config=CONFIG, decode=lambda ids: texts[ids[0] - 5])
+    assert report.count_right(lm, 2) == (2, 3)
+    assert report.count_right(lm, 1) == (1, 2)
+    first, second = measured("tiny-mha", [1.0]), measured("tiny-gqa", [1.0])
+    assert "sentences" not in text([first, second])
+    some = [Measured(m.name, m.config, m.losses, m.recalls, (right, 200)) for m, right in ((first, 190), (second, 150))]
+    assert cells(text(some), "sentences right")[:4] == ["95.0%", "(91.0", "to", "97.3)"]

@@ -1,8 +1,10 @@
-"""Measure how good the course's small models are: perplexity of stories they have not read, recall by distance."""
+"""Measure how good the course's small models are: perplexity of stories they have not read, recall by
+distance, and how many of the sentences they write are right."""
 
 from pathlib import Path
 
-HELP = "measure perplexity and recall of the course's small models"
+HELP = "measure perplexity, recall and sentences of the course's small models"
+TEXTS = 40  # that each model writes
 
 
 def add_arguments(parser) -> None:
@@ -28,7 +30,7 @@ def main(arguments) -> int:
     if other:
         raise ValueError(f"{other} has another tokenizer than {lms[0].name}: measure them one by one.")
     rows = {split: held_out_rows(recipes, folders[0], split) for split in ("validation", "test")}
-    show(text([measure(lm, rows, questions) for lm in lms]))
+    show(text([measure(lm, rows, questions, texts=TEXTS) for lm in lms]))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""How good the course's models are, side by side: perplexity, recall by distance, and what they take.
+"""How good the course's models are, side by side: perplexity, recall by distance, sentences, and what they take.
 
 All of them read the same rows and answer the same questions, of stories that none was trained on.
 """
@@ -14,32 +14,39 @@ from tqdm.auto import tqdm
 
 from kvcourse.config import ModelConfig
 from kvcourse.cost import cache_bytes, weight_bytes
+from kvcourse.generation import generate
 from kvcourse.lm import LM
-from kvcourse.quality import perplexity, recall
+from kvcourse.quality import perplexity, recall, wilson
+from kvcourse.training.stories.grammar import sentences, writable
+from kvcourse.training.vocabulary import END_ID
 
+LENGTH, TEMPERATURE = 160, 0.8  # of the texts that a model writes
 DISTANCES = (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448)
 
 
 @dataclass(frozen=True)
 class Measured:
     """What was measured of one model. `losses`: for each split the mean loss of each row, in nats; `recalls`: one
-    `Recall` for each distance."""
+    `Recall` for each distance; `written`: how many sentences it wrote right, of how many."""
 
     name: str
     config: ModelConfig
     losses: dict[str, list[float]]
     recalls: list
+    written: tuple[int, int] | None = None
 
     def perplexity(self, split: str) -> float:
         return math.exp(mean(self.losses[split]))
 
 
-def measure(lm: LM, rows: dict[str, Tensor], questions: int = 200, distances=DISTANCES, progress=True) -> Measured:
+def measure(
+    lm: LM, rows: dict[str, Tensor], questions: int = 200, distances=DISTANCES, texts: int = 0, progress=True
+) -> Measured:
     """Measure one model.
 
     `rows` has for each split token ids `(N, T + 1)` of rows as the model was trained on, beginning with the token that
     begins a text; every token but that one counts once, after all that stand before it in its row. `questions` are
-    asked at each of the `distances`, of the split "test".
+    asked at each of the `distances`, of the split "test", and the model writes so many `texts` of its own.
     """
     total = sum(map(len, rows.values())) + len(distances) * questions
     with tqdm(total=total, desc=lm.name, disable=not progress, leave=False) as bar:
@@ -52,7 +59,18 @@ def measure(lm: LM, rows: dict[str, Tensor], questions: int = 200, distances=DIS
         for distance in distances:
             recalls.append(recall(lm, distance, questions=questions, split="test"))
             bar.update(questions)
-    return Measured(lm.name, lm.config, losses, recalls)
+    return Measured(lm.name, lm.config, losses, recalls, count_right(lm, texts) if texts else None)
+
+
+def count_right(lm: LM, texts: int) -> tuple[int, int]:
+    """How many sentences of `texts` texts are such as the stories have (`grammar.writable`), and of how many."""
+    length = min(LENGTH, lm.config.max_seq_len)
+    made = generate(lm.model, [[END_ID]] * texts, length, temperature=TEMPERATURE, seed=0, stop_ids=[END_ID])
+    right = []
+    for text in made:
+        found = sentences(lm.decode(text.ids))
+        right += map(writable, found if text.ids[-1] == END_ID else found[:-1])  # the last one was cut
+    return sum(right), len(right)
 
 
 def text(models: list[Measured]) -> str:
@@ -66,6 +84,8 @@ def text(models: list[Measured]) -> str:
     lines.append(f"{'recall at':<14}{'guessed':>9}")
     for answers in zip(*(model.recalls for model in models), strict=True):
         lines.append(row(f"{f'  {answers[0].distance} tokens':<14}{guessed(answers[0]):>9}", map(share, answers)))
+    if models[0].written:
+        lines.append(row("sentences right", [sentences_right(model) for model in models]))
     wrapped = [textwrap.fill(note, 118, initial_indent="- ", subsequent_indent="  ") for note in notes(models)]
     return "\n".join([*lines, "", *wrapped])
 
@@ -97,6 +117,14 @@ def share(answer) -> str:
     return f"{answer.share:.1%} ({100 * answer.low:.1f} to {100 * answer.high:.1f})"
 
 
+def sentences_right(model: Measured) -> str:
+    right, written = model.written
+    if not written:
+        return "none written"
+    low, high = wilson(right, written)
+    return f"{right / written:.1%} ({100 * low:.1f} to {100 * high:.1f})"
+
+
 def guessed(answer) -> str:
     return "" if answer.guessed is None else f"{answer.guessed:.1%}"
 
@@ -111,6 +139,12 @@ def notes(models: list[Measured]) -> list[str]:
         "guessed: the share without looking anything up, by naming the latest fact of the kind asked for, the first or "
         "any: whichever is right most often. The nearest questions leave little room for a later fact.",
     ]
+    if models[0].written:
+        lines.append(
+            f"sentences right: the share that the stories could have (their forms, their words, different people where "
+            f"there are several) of those in texts of up to {LENGTH} tokens, written at a temperature of {TEMPERATURE}; in "
+            "brackets its 95% interval."
+        )
     if len(models) > 1:
         lines.append(
             "against: the difference of the perplexities on the same rows, ± what another choice of rows could change "

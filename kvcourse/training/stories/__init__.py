@@ -7,6 +7,7 @@
     page                a text that grows, and remembers where each answer stands
     tales, litanies     the two forms of text: stories, and facts said again and again
     probes              questions at an exact distance, to measure what a model remembers
+    grammar             which sentences these stories can have, to measure how a model writes
 
 Everything follows from seeds; nothing here needs torch.
 """
