@@ -142,7 +142,7 @@ def notes(models: list[Measured]) -> list[str]:
     if models[0].written:
         lines.append(
             "sentences right: the share that the stories could have (their forms, their words, different people where "
-            f"there are several) of those in texts of up to {LENGTH} tokens, written at a temperature of {TEMPERATURE}; "
+            f"there are several) of those in texts of up to {LENGTH} tokens, written at temperature {TEMPERATURE}; "
             "in brackets its 95% interval."
         )
     if len(models) > 1:
