@@ -114,15 +114,18 @@ def against(model: Measured, first: Measured, split: str) -> str:
 
 
 def share(answer) -> str:
-    return f"{answer.share:.1%} ({100 * answer.low:.1f} to {100 * answer.high:.1f})"
+    return with_interval(answer.right, answer.asked)
 
 
 def sentences_right(model: Measured) -> str:
     right, written = model.written
-    if not written:
-        return "none written"
-    low, high = wilson(right, written)
-    return f"{right / written:.1%} ({100 * low:.1f} to {100 * high:.1f})"
+    return with_interval(right, written) if written else "none written"
+
+
+def with_interval(right: int, total: int) -> str:
+    """The share in percent, and its 95% interval."""
+    low, high = wilson(right, total)
+    return f"{right / total:.1%} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def guessed(answer) -> str:
