@@ -211,8 +211,8 @@ def test_bad_grammar_is_noticed(text):
 def test_pronouns_follow_the_name():
     scene = Scene(Random(0), cast_size=2)
     scene.sex, scene.cast = {"Mia": "girls", "Tom": "boys"}, ("Mia", "Tom")
-    said = {scene.say("{name} said {he} saw {other} and {his} dog with {him}.") for _ in range(50)}
-    assert said == {"Mia said she saw Tom and her dog with her.", "Tom said he saw Mia and his dog with him."}
+    said = {scene.say("{name} said {he} saw {his} dog with {him}.") for _ in range(50)}
+    assert said == {"Mia said she saw her dog with her.", "Tom said he saw his dog with him."}
     assert scene.say("{hero} lost {his} way.") == "Mia lost her way."
 
 
@@ -251,7 +251,7 @@ def test_the_corpus_is_what_it_was():
     trained on other stories then, and probes measure something else: change it knowingly, and train again."""
     plans = [Plan(), Plan(60, 3, 3, framed=False), Plan(40, 2, 2, plain=True), Plan(150, 2, 1, refrains=1)]
     texts = [story.text for plan in plans for story in some("train", 0, 5, plan)] + [litany(Random(0)).text]
-    assert sha256("\n".join(texts).encode()).hexdigest()[:16] == "db670fa76ebe040c"
+    assert sha256("\n".join(texts).encode()).hexdigest()[:16] == "b5ff3cbb6d018ff4"
 
 
 def test_same_seed_same_stories():

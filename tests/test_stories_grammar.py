@@ -30,8 +30,7 @@ def test_sentences_are_told_apart():
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("Tom told Mia a story about winter.", "Tom told Tom a story about winter."),  # two people are two
-        ("Tom played tag with Mia, and Mia won.", "Tom played tag with Mia, and Tom won."),
+        ("At school Tom and Mia listened to the cook.", "At school Tom and Tom listened to the cook."),  # two are two
         ("An owl sat in a fig tree.", "A owl sat in a fig tree."),  # the article
         ("Tom found an old bag made of wax.", "Tom found an old bag made of waxo."),  # a word that is none
         ("Tom found an old bag made of wax.", "Tom found an old bag made of Mia."),  # a word of another kind

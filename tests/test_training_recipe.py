@@ -60,7 +60,7 @@ def digest(text: str) -> int:
 # --- what a step reads -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", [0, 500, 2799])
+@pytest.mark.parametrize("step", [0, 500, 3399])
 def test_a_batch_follows_from_seed_and_step_alone(tokenizer, step):
     first = batch_at(RECIPE, tokenizer, step)
     random.seed(5), torch.manual_seed(5)
@@ -79,14 +79,14 @@ def test_a_batch_knows_no_variant(tokenizer):
     ("step", "rows", "length", "litanies", "weight"),
     [
         (0, 16, 64, 1.0, 30.0),
-        (335, 16, 64, 1.0, 30.0),  # 12% of 2800 steps end here
-        (336, 16, 64, 1.0, 30.0),
-        (476, 16, 96, 1.0, 30.0),  # halfway from 64 to 128: 64 sqrt(2) = 90.5, in multiples of 16
-        (615, 16, 128, 1.0, 30.0),  # 10% end here
-        (616, 16, 128, 0.8, 10.0),
-        (889, 8, 256, 0.415, 10.0),  # halfway from 128 to 512, which takes a quarter of the steps that are left
-        (1162, 4, 512, 0.03, 10.0),
-        (2799, 4, 512, 0.03, 10.0),
+        (407, 16, 64, 1.0, 30.0),  # 12% of 3400 steps end here
+        (408, 16, 64, 1.0, 30.0),
+        (578, 16, 96, 1.0, 30.0),  # halfway from 64 to 128: 64 sqrt(2) = 90.5, in multiples of 16
+        (747, 16, 128, 1.0, 30.0),  # 10% end here
+        (748, 16, 128, 0.8, 10.0),
+        (1079, 8, 256, 0.416, 10.0),  # halfway from 128 to 512, which takes a quarter of the steps that are left
+        (1411, 4, 512, 0.03, 10.0),
+        (3399, 4, 512, 0.03, 10.0),
     ],
 )
 def test_stages_by_hand(tokenizer, step, rows, length, litanies, weight):
@@ -101,12 +101,12 @@ def test_stages_by_hand(tokenizer, step, rows, length, litanies, weight):
 
 def test_no_step_reads_more_than_it_may():
     """2048 tokens, in rows that never get shorter, and all of these once the first quarter of a run is over."""
-    lengths = [stage_at(step).length for step in range(2801)]
+    lengths = [stage_at(step).length for step in range(3401)]
     assert lengths == sorted(lengths) and {length % 16 for length in lengths} == {0}
     assert (lengths[0], lengths[-1]) == (64, 512) == (RECIPE.shortest, RECIPE.max_seq_len)
     read = [length * min(16, 2048 // length) for length in lengths]
     assert max(read) == 2048 and min(read) == 16 * 64
-    assert min(read[616:]) > 0.75 * 2048
+    assert min(read[748:]) > 0.75 * 2048
 
 
 def kinds_at_once(stage, count=150):
@@ -120,7 +120,7 @@ def test_first_come_facts_with_one_word_between_key_and_answer():
     assert {name for name, words in bridges.items() if words.count(" ") == 1} == near == {kind.name for kind in NEAR}
     asked = kinds_at_once(stage_at(0))
     assert set().union(*asked) == near
-    assert set().union(*kinds_at_once(stage_at(336))) == set(bridges)  # then those of all kinds
+    assert set().union(*kinds_at_once(stage_at(408))) == set(bridges)  # then those of all kinds
 
 
 def test_first_comes_one_kind_at_once():
@@ -129,12 +129,12 @@ def test_first_comes_one_kind_at_once():
     several = [kinds for kinds in asked if len(kinds) > 1]
     assert len(several) < 0.25 * len(asked)
     assert all(OF_PEOPLE & set(kinds) for kinds in several)
-    later = [kinds for kinds in kinds_at_once(stage_at(336)) if len(kinds) > 1]
+    later = [kinds for kinds in kinds_at_once(stage_at(408)) if len(kinds) > 1]
     assert len(later) > 0.5 * len(asked) and not all(OF_PEOPLE & set(kinds) for kinds in later)
 
 
 @pytest.mark.parametrize(
-    ("step", "low", "high"), [(0, 1.0, 1.0), (616, 0.74, 0.86), (889, 0.34, 0.49), (2799, 0.01, 0.06)]
+    ("step", "low", "high"), [(0, 1.0, 1.0), (748, 0.74, 0.86), (1080, 0.34, 0.49), (3399, 0.01, 0.06)]
 )
 def test_litanies_give_way_to_stories(monkeypatch, step, low, high):
     monkeypatch.setattr(curriculum, "litany", lambda *args: "litany")
@@ -151,7 +151,7 @@ def test_every_plan_is_possible():
     """`Plan` refuses what no story can follow; here for each length of a row and many seeds."""
     rng, seen = Random(0), Counter()
     for length in range(64, 513):
-        for step in range(616, 2801, 145):
+        for step in range(748, 3401, 145):
             made = plan(rng, replace(stage_at(step), length=length))
             assert 2 <= made.facts <= 8 and made.questions >= 1 and made.words >= 30
             seen[made.plain, made.framed] += 1
@@ -161,7 +161,7 @@ def test_every_plan_is_possible():
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(64, 512), st.integers(616, 2800), st.integers(0, 10**9))
+@given(st.integers(64, 512), st.integers(748, 3400), st.integers(0, 10**9))
 def test_every_plan_is_followed(length, step, seed):
     rng = Random(seed)
     made = plan(rng, replace(stage_at(step), length=length))
@@ -183,7 +183,7 @@ def test_no_story_is_in_two_splits(tokenizer, monkeypatch):
         return story
 
     monkeypatch.setattr(recipe, "write", spied)
-    batches = {"train": [batch_at(RECIPE, tokenizer, step) for step in (0, 340, 500, 620, 900, 1100, 1900, 2799)]}
+    batches = {"train": [batch_at(RECIPE, tokenizer, step) for step in (0, 410, 600, 750, 1090, 1340, 2300, 3399)]}
     batches |= {split: held_out(RECIPE, tokenizer, split, 24) for split in ("validation", "test")}
     stories = {split: texts(some, tokenizer, written) for split, some in batches.items()}
     assert len(stories["train"]) > 60 and all(len(some) >= 20 for some in stories.values())
@@ -221,9 +221,9 @@ def test_the_tokenizer_is_learned_from_training_stories_alone():
         (49, 1e-3),
         (99, 2e-3),
         (100, 2e-3),
-        (775, 2e-3 * (0.05 + 0.95 * (1 + math.sqrt(0.5)) / 2)),  # a quarter of 2700 steps down: cos 45 degrees
-        (1450, 1.05e-3),  # half of them: the middle of 2e-3 and 1e-4
-        (2799, 1.0000064e-4),  # one step before the end: 0.95 (pi/2700)^2 / 4 above 0.05
+        (925, 2e-3 * (0.05 + 0.95 * (1 + math.sqrt(0.5)) / 2)),  # a quarter of 3300 steps down: cos 45 degrees
+        (1750, 1.05e-3),  # half of them: the middle of 2e-3 and 1e-4
+        (3399, 1.0000043e-4),  # one step before the end: 0.95 (pi/3300)^2 / 4 above 0.05
     ],
 )
 def test_learning_rate_by_hand(step, rate):

@@ -130,18 +130,19 @@ def test_a_prompt_begins_with_it_and_a_row_has_it_once(library, folder):
 
 # --- what it has learned ---------------------------------------------------------------------------------------------
 
-TRADES = set("builder butcher gardener nurse painter sailor singer soldier teacher waiter weaver writer".split())
-SPLIT = TRADES | {"carrots", "cherries", "cookies", "peaches"}  # rarer than tokens are kept
+TRADES = set("barber builder butcher dancer doctor driver farmer hunter porter singer tailor teacher writer".split())
+FOODS = {"bananas", "cookies", "mushrooms", "oranges"}
+SPLIT = TRADES | FOODS | {"Button", "Smoky", "attic", "festival", "garage"}  # rarer than tokens are kept
 
 
 def test_what_is_looked_up_is_one_token(library):
-    """Keys and answers as they stand in a sentence, after a space; a few rare ones have two tokens or three."""
+    """Keys and answers as they stand in a sentence, after a space; a few rare ones have two to four tokens."""
     sections = {"names" if kind.keys == "cast" else kind.keys for kind in KINDS} | {kind.answers for kind in KINDS}
     words = {word for section in sections for word in vocabulary()[section]}
     sizes = {word: len(library.encode(f" {word}", add_special_tokens=False)) for word in words}
     assert len(words) > 300
     assert {word for word, size in sizes.items() if size > 1} == SPLIT
-    assert max(sizes.values()) == 3
+    assert max(sizes.values()) == 4
     assert len(library.encode(" anesthesiologist", add_special_tokens=False)) > 4  # a word that no story has
 
 

@@ -55,7 +55,7 @@ class Recipe:
     vocab_size: int = 2000
     max_seq_len: int = 512
     rope_theta: float = 100_000.0
-    steps: int = 2800
+    steps: int = 3400
     near: float = 0.12
     facts: float = 0.1
     rows: int = 16

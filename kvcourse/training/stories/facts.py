@@ -68,7 +68,7 @@ STATED = (
     "{Fact}, as everyone knew.",
     "{Fact}, and that was that.",
     "Everyone knew that {fact}.",
-    "{name} told {other} that {fact}.",
+    "{name} told the {person} that {fact}.",
     "{name} heard that {fact}.",
     '"Remember that {fact}," {said} {name}.',
     '"Did you know that {fact}?" asked {name}.',
@@ -78,12 +78,12 @@ ASKED = (
     "{Question} {Fact}.",
     "{Question} {Fact}, of course.",
     "Can you still tell? {Question} {Fact}.",
-    '"{Question}" asked {name}. "{Fact}," {replied} {other}.',
-    '"{Question}" asked {name}. "{lead} {fact}," {said} {other}.',
-    '"{Question}" asked {name}. "{lead} {fact}," {replied} {other} {tone}.',
-    '{name} asked, "{Question}" {other} {replied}, "{lead} {fact}."',
-    "{name} forgot it. {Question} Then {other} remembered that {fact}.",
-    '"{name}, {question}" asked {other}. "{lead} {fact}," {replied} {name}.',
+    '"{Question}" asked {name}. "{Fact}," {replied} the {person}.',
+    '"{Question}" asked {name}. "{lead} {fact}," {said} the {person}.',
+    '"{Question}" asked {name}. "{lead} {fact}," {replied} the {person} {tone}.',
+    '{name} asked, "{Question}" The {person} {replied}, "{lead} {fact}."',
+    "{name} forgot it. {Question} Then the {person} remembered that {fact}.",
+    '"{name}, {question}" asked the {person}. "{lead} {fact}," {replied} {name}.',
 )
 PLAINLY_STATED = ("{Fact}.",)
 PLAINLY_ASKED = ("{Question} {Fact}.", "Once more: {fact}.", "{Fact}.")  # a fact said again must be looked up too

@@ -14,7 +14,7 @@ from kvcourse.training.stories.sentences import LASTING, PRONOUNS, SLOTS
 from kvcourse.training.stories.shapes import REFRAINS, SHAPES
 from kvcourse.training.stories.words import article, capital, past, vocabulary
 
-PEOPLE = ("name", "other", "hero", "friend")
+PEOPLE = ("name", "hero", "friend")
 BEGIN = rf"""(?=["A-Z\0]|\{{(?:{"|".join(PEOPLE)}|[A-Z]))"""  # of a sentence, also in a template
 END = re.compile(rf"""(?<=[.?!]) {BEGIN}|(?<=[.?!]") {BEGIN}""")
 SLOT = re.compile(r"(\0?)\{(\w+)\}")  # \0: an article

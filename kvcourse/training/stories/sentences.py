@@ -2,8 +2,9 @@
 
 A story draws a few words of each kind once and then keeps to them, as stories do. A template is a sentence with slots:
 `{moved}` is a verb of motion in the past, `{thing}` something a hand can hold; with a capital letter, `{Flowers}`, it
-starts a sentence. "an? " becomes "a " or "an ". `{name}` is someone of the cast and `{other}` someone else; `{he}`,
-`{him}` and `{his}` speak of that `{name}`, or of the `{hero}` where there is no other name.
+starts a sentence. "an? " becomes "a " or "an ". `{name}` is someone of the cast; `{he}`, `{him}` and `{his}` speak of
+that `{name}`, or of the `{hero}` where there is no other name. Only the shapes of stories name two people in one
+sentence: a small model copies well and leaves out badly, and would name the same one twice.
 """
 
 import re
@@ -151,8 +152,7 @@ class Filling:
         rng, cast = scene.rng, scene.cast
         absent = [name for name in cast if name not in template] or cast  # a fact may name someone already
         name = rng.choice(absent) if "{name}" in template else cast[0]
-        others = [other for other in absent if other != name] or [other for other in cast if other != name]
-        self.fixed = {"name": name, "other": rng.choice(others), "hero": cast[0], "friend": cast[1]}
+        self.fixed = {"name": name, "hero": cast[0], "friend": cast[1]}
         self.fixed |= PRONOUNS[scene.sex[name]]
 
     def __call__(self, match: re.Match) -> str:

@@ -174,8 +174,8 @@ SHAPES = (
 )
 
 REFRAINS = (
-    '"Say it after me: {list}," {said} {name}. "{List}," {replied} {other}.',
+    '"Say it after me: {list}," {said} {name}. "{List}," {replied} the {person}.',
     "They took {list}. Then they counted what they had: {list}.",
-    '{name} sang, "{List}!" And {other} sang, "{List}!"',
+    '{name} sang, "{List}!" And the {person} sang, "{List}!"',
     "On the list stood {list}. {name} read it aloud: {list}.",
 )
