@@ -13,7 +13,9 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "smollm2: needs the real chat model (fetched once, 98 MB)")
     config.addinivalue_line("markers", "slow: the full matrix; run with `pytest -m slow`")
     # A test run must not touch the learner's own guesses and progress.
-    os.environ["KVCOURSE_RESULTS"] = tempfile.mkdtemp(prefix="kvcourse-results-")
+    folder = tempfile.TemporaryDirectory(prefix="kvcourse-results-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    os.environ["KVCOURSE_RESULTS"] = folder.name
     os.environ.setdefault("TQDM_MININTERVAL", "5")
     if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # in a worker; what the controller sets, the workers would inherit
         share_cores(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
