@@ -1,0 +1,303 @@
+"""Checkers of notebook 07: keys of blocks, what is found of a prompt, what is evicted, prices, tokens of a chat."""
+
+from kvcourse.check.framework import compare, exercise
+
+NOTEBOOK = "07_prefix_caching"
+
+
+@exercise
+def block_keys(answer):
+    """block_keys(tokens, block_size): one key for each full block of a text. Two blocks have the same key just when the
+    texts up to their ends are the same. What a key is, is left open; it must be fit for a dict."""
+    a, b, c = [5, 1, 4, 2], [3, 3, 8, 6], [7, 9, 2, 1]
+    text = a + b + c
+
+    def keys(tokens, block_size=4):
+        made = answer(tokens, block_size)
+        return made if made is None or made is ... else list(made)
+
+    first = keys(text)
+    if first is None or first is ...:
+        return compare(lambda: first, lambda: [], cases=[()])
+    try:
+        set(first)
+    except TypeError:
+        return "a key must be fit for a dict: use a number, bytes, a text, or a tuple of such, not a list"
+    for tokens, block_size, n in ((text, 4, 3), (text[:-1], 4, 2), (text[:3], 4, 0), (text, 5, 2), (text, 1, 12)):
+        if len(made := keys(tokens, block_size)) != n:
+            hint = "only full blocks get a key" if len(made) > n else "a block that is just full gets a key"
+            return f"{len(tokens)} tokens in blocks of {block_size} have {n} full blocks, yours has {len(made)}: {hint}"
+    if keys(text) != first:
+        return "the same text got other keys the second time; equal texts must have equal keys"
+    if len(set(first)) < 3 or keys(a + c)[1] == first[1]:
+        return "blocks of other tokens have the same key; the tokens of the block must be part of it"
+    if keys(a + b + [0, 0, 0, 0])[:2] != first[:2]:
+        return "the keys of the first blocks changed with what comes after them; a block knows only what is before it"
+    return _in_a_chain(keys, a, b, c, first)
+
+
+def _in_a_chain(keys, a, b, c, first) -> str | None:
+    """What tells a chain from keys that leave something out of the text before."""
+    if keys(b + b)[0] == keys(b + b)[1] or keys(c + b)[1] == first[1]:
+        return (
+            "a block has the same key whatever stands before it; its keys and values depend on that, so the key of the "
+            "block before must be part of it"
+        )
+    if keys([0, *a[1:]] + b + c)[2] == first[2]:
+        return "a change two blocks before is not seen; chain the key of the block before, not only its tokens"
+    if keys(sorted(a))[0] == first[0] or keys(b + a)[1] == first[1]:
+        return "the order does not count: the same tokens, or the same blocks, in another order got the same key"
+    for place in range(12):
+        changed = [*a, *b, *c]
+        changed[place] += 100
+        other = keys(changed)
+        same = [one == two for one, two in zip(first, other, strict=True)]
+        if same != [block < place // 4 for block in range(3)]:
+            late = same[place // 4]
+            fault = "the key of its block did not change" if late else "keys of blocks before it changed"
+            return f"with another token at place {place} {fault}; a key must see each token of its block"
+    return None
+
+
+@exercise
+def found_tokens(answer):
+    """found_tokens(computed, prompt, block_size): how many tokens of `prompt` are found, when keys and values of
+    `computed` lie in blocks: full blocks from the beginning, and at least one token of the prompt is left over."""
+    count = list(range(40))
+
+    def shared(computed, prompt):
+        n = 0
+        while n < min(len(computed), len(prompt)) and computed[n] == prompt[n]:
+            n += 1
+        return n
+
+    def down(n, size):
+        return n // size * size
+
+    def right(computed, prompt, block_size):
+        return down(min(shared(computed, prompt), len(prompt) - 1), block_size)
+
+    def equal_blocks(computed, prompt, size):
+        """Blocks that are equal, even behind one that is not."""
+        starts = range(0, down(min(len(computed), len(prompt) - 1), size), size)
+        return sum(size for i in starts if computed[i : i + size] == prompt[i : i + size])
+
+    return compare(
+        answer,
+        right,
+        cases=[
+            (count[:17], count[:10] + [99] * 9, 4),
+            (count[:8], count[:8], 4),
+            (count[:8], count[:9], 4),
+            (count[:9], count[:8], 4),
+            (count[:3], count[:20], 4),
+            (count[:12], [0, 99, 2, 3, 4, 5, 99, *range(7, 13)], 4),
+            (count[:12], [99] + count[1:12] + [0], 4),
+            (count[:12], count[:2] + [99] + count[3:12] + [0], 4),
+            (count[:12], count[:5] + [99] + count[6:12] + [0], 4),
+            (count[:8], count[:8], 1),
+            (count[:16], count[:16], 16),
+            (count[:30], count[:40], 16),
+            ([], count[:5], 4),
+            (count[:5], [7], 1),
+        ],
+        mistakes={
+            "tokens of a block that is not full, or not equal to its end, are not found: round down to full blocks": (
+                lambda c, p, size: min(shared(c, p), len(p) - 1)
+            ),
+            "nothing is left to compute where all of the prompt is known; without scores there is no next token": (
+                lambda c, p, size: down(shared(c, p), size)
+            ),
+            "one token is left, but what is found must be made of full blocks: take the one token off first, then "
+            "round down": lambda c, p, size: min(down(shared(c, p), size), len(p) - 1),
+            "a block too few is found: leave one token over, not one block, and only where nothing else is left": (
+                lambda c, p, size: max(0, down(shared(c, p), size) - size)
+            ),
+            "one token is taken off even where the prompt has more to compute: take it off the prompt's length": (
+                lambda c, p, size: down(max(0, shared(c, p) - 1), size)
+            ),
+            "it is rounded up; of a block that is equal in part nothing can be used": (
+                lambda c, p, size: min(-(-shared(c, p) // size) * size, len(p) - 1)
+            ),
+            "these are blocks; tokens are wanted": lambda c, p, size: right(c, p, size) // size,
+            "blocks behind the first difference are counted; their keys and values depend on what is before them": (
+                equal_blocks
+            ),
+            "tokens behind the first difference are counted; what is found ends there": lambda c, p, size: down(
+                min(sum(one == two for one, two in zip(c, p, strict=False)), len(p) - 1), size
+            ),
+            "only the lengths are compared; the tokens must be the same": lambda c, p, size: down(
+                min(len(c), len(p) - 1), size
+            ),
+            "these are the tokens left to compute; those found are wanted": lambda c, p, size: (
+                len(p) - right(c, p, size)
+            ),
+        },
+    )
+
+
+@exercise
+def next_to_go(answer):
+    """next_to_go(blocks): which block is taken next when memory is needed; `blocks` is `{name: (parent, users,
+    last_used)}`. None when all are in use."""
+    tree = {
+        "system": (None, 0, 9),
+        "A1": ("system", 0, 3),
+        "A2": ("A1", 0, 3),
+        "B1": ("system", 0, 9),
+        "B2": ("B1", 0, 9),
+    }
+    used = {
+        "system": (None, 1, 8),
+        "A1": ("system", 0, 2),
+        "A2": ("A1", 0, 5),
+        "B1": ("system", 1, 1),
+        "B2": ("B1", 1, 1),
+    }
+    busy = {"system": (None, 2, 4), "A1": ("system", 1, 4), "B1": ("system", 1, 4)}
+
+    def leaves(blocks):
+        parents = {parent for parent, _, _ in blocks.values()}
+        return [name for name in blocks if name not in parents]
+
+    def unused(blocks, names):
+        return [name for name in names if blocks[name][1] == 0]
+
+    def by_use(blocks, names, pick=min):
+        return pick(names, key=lambda name: blocks[name][2]) if names else None
+
+    def right(blocks):
+        return by_use(blocks, unused(blocks, leaves(blocks))) or "none"
+
+    fault = compare(
+        lambda blocks: answer(blocks) or "none",
+        right,
+        cases=[
+            tree,
+            used,
+            {"x": (None, 0, 1)},
+            {name: tree[name] for name in ("system", "B1", "A1")},
+            {"root": (None, 0, 1), "leaf": ("root", 0, 7), "other": (None, 0, 5)},
+        ],
+        mistakes={
+            "a block goes on which another one depends; without it, what follows is never found: take leaves only": (
+                lambda blocks: by_use(blocks, unused(blocks, blocks))
+            ),
+            "the block goes that was used last; what was not used for longest is missed least": lambda blocks: by_use(
+                blocks, unused(blocks, leaves(blocks)), max
+            ),
+            "a block goes that somebody is reading; only those with no users may go": lambda blocks: by_use(
+                blocks, leaves(blocks)
+            ),
+            "the first leaf goes; of the leaves it is the one not used for longest": lambda blocks: (
+                unused(blocks, leaves(blocks)) or [None]
+            )[0],
+        },
+    )
+    if fault is None and answer(busy) is not None:
+        return "all blocks are in use, so none can go: return None"
+    return fault
+
+
+@exercise
+def request_price(answer):
+    """request_price(prompt_tokens, cached_tokens, output_tokens, prices): dollars of a request. `prices` are for a
+    million uncached input, cached input and output tokens. The cached tokens are part of the prompt."""
+
+    def right(prompt_tokens, cached_tokens, output_tokens, prices):
+        fresh, cached, output = prices
+        return ((prompt_tokens - cached_tokens) * fresh + cached_tokens * cached + output_tokens * output) / 1e6
+
+    return compare(
+        answer,
+        right,
+        cases=[
+            (1000, 800, 100, (3.0, 0.3, 15.0)),
+            (1000, 0, 100, (3.0, 0.3, 15.0)),
+            (5000, 4096, 700, (1.25, 0.125, 10.0)),
+            (64, 48, 1, (2.0, 0.5, 8.0)),
+        ],
+        mistakes={
+            "the cached tokens are paid twice: they are part of the prompt, so take them off it": (
+                lambda p, c, o, prices: (p * prices[0] + c * prices[1] + o * prices[2]) / 1e6
+            ),
+            "the cached tokens are paid at the full price": lambda p, c, o, prices: (
+                (p * prices[0] + o * prices[2]) / 1e6
+            ),
+            "the cached tokens are not paid at all; they are cheap, not free": lambda p, c, o, prices: (
+                ((p - c) * prices[0] + o * prices[2]) / 1e6
+            ),
+            "cached and uncached are swapped": lambda p, c, o, prices: (
+                ((p - c) * prices[1] + c * prices[0] + o * prices[2]) / 1e6
+            ),
+            "the prices are for a million tokens: divide by 1,000,000": lambda *given: 1e6 * right(*given),
+            "the output is missing": lambda p, c, o, prices: ((p - c) * prices[0] + c * prices[1]) / 1e6,
+            "all of the prompt is paid at the cached price": lambda p, c, o, prices: (
+                (p * prices[1] + o * prices[2]) / 1e6
+            ),
+        },
+    )
+
+
+@exercise
+def tokens_computed(answer):
+    """tokens_computed(turns, system, question, reply, caching): tokens of prompt that a chat computes in all."""
+
+    def plain(turns, system, question, reply):
+        return sum(system + turn * question + (turn - 1) * reply for turn in range(1, turns + 1))
+
+    def right(turns, system, question, reply, caching):
+        if caching:
+            return system + turns * question + turns - 1
+        return plain(turns, system, question, reply)
+
+    def with_caching(formula):
+        """The right answer without caching, `formula` with it."""
+        return lambda n, s, q, r, caching: formula(n, s, q, r) if caching else plain(n, s, q, r)
+
+    def without_caching(formula):
+        return lambda n, s, q, r, caching: right(n, s, q, r, True) if caching else formula(n, s, q, r)
+
+    return compare(
+        answer,
+        right,
+        cases=[
+            (1, 100, 10, 20, False),
+            (1, 100, 10, 20, True),
+            (2, 100, 10, 20, False),
+            (2, 100, 10, 20, True),
+            (8, 250, 30, 12, False),
+            (8, 250, 30, 12, True),
+            (50, 1000, 40, 300, False),
+            (50, 1000, 40, 300, True),
+        ],
+        mistakes={
+            "the last token of each answer is missing: it was chosen and sent, but never run through the model": (
+                with_caching(lambda n, s, q, r: s + n * q)
+            ),
+            "the answers' tokens are computed again; but for its last token, an answer was computed as it was made": (
+                with_caching(lambda n, s, q, r: s + n * q + (n - 1) * r)
+            ),
+            "the last token of each answer is computed in the next turn, and after the last answer there is none: "
+            "turns - 1 of them": with_caching(lambda n, s, q, r: s + n * q + n),
+            "the system prompt is computed at each turn; once it is known, it is found": with_caching(
+                lambda n, s, q, r: n * (s + q) + n - 1
+            ),
+            "this is the last prompt alone; all turns together are wanted": lambda n, s, q, r, caching: (
+                right(n, s, q, r, True) if caching else s + n * q + (n - 1) * r
+            ),
+            "the answers are missing in the prompts: each turn sends them again": without_caching(
+                lambda n, s, q, r: sum(s + t * q for t in range(1, n + 1))
+            ),
+            "the first prompt holds no answer yet: turn k has k questions and k - 1 answers": without_caching(
+                lambda n, s, q, r: sum(s + t * (q + r) for t in range(1, n + 1))
+            ),
+            "the system prompt is counted once; without caching each turn computes it again": without_caching(
+                lambda n, s, q, r: plain(n, s, q, r) - (n - 1) * s
+            ),
+            "with and without caching are swapped": lambda n, s, q, r, caching: right(n, s, q, r, not caching),
+            "the turns are counted one short: range(1, turns + 1)": without_caching(
+                lambda n, s, q, r: plain(n - 1, s, q, r)
+            ),
+        },
+    )
