@@ -49,6 +49,8 @@ _HOMES = {
     "longest_context": "capacity",
     "largest_batch": "capacity",
     "WindowCache": "caches",
+    "PagedCache": "caches",
+    "Engine": "serving.engine",
 }
 _MODULES = ("check", "layers", "plots", "results", "widgets")
 

@@ -98,7 +98,8 @@ class Transformer(nn.Module):
 
         `positions` `(B, T)` on the CPU says where each token stands, -1 for padding on the right; None goes on from
         what `cache` holds (from 0 without one). With `last_only` the head runs for the last real token of each
-        row alone: `(B, 1, vocab_size)`. Raises `ValueError` on bad tokens, positions or a cache of another model.
+        text alone: `(B, 1, vocab_size)`, or `(1, n, vocab_size)` if the cache packs n texts into one row. Raises
+        `ValueError` on bad tokens, positions or a cache of another model.
         """
         tokens = self.check_tokens(tokens)
         cache = NoCache(self.config, tokens.shape[0]) if cache is None else cache
@@ -111,8 +112,8 @@ class Transformer(nn.Module):
             for index, layer in enumerate(self.layers):
                 x = layer(x, index, rotary, step)
             if last_only:
-                last = (positions != PADDING).sum(1).sub(1).clamp(min=0).to(self.device)
-                x = x.take_along_dim(last[:, None, None], dim=1)
+                last = step.last(positions).to(self.device)
+                x = x.take_along_dim(last[..., None], dim=1)
             return self.head(self.norm(x))
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import kvcourse as kv
+from kvcourse.caches.paged import PagedCache
 from kvcourse.generation import pad
 
 TEXT = 96
@@ -258,10 +259,10 @@ def test_cache_of_another_model_batch_or_dtype_is_refused(model):
 # All kinds of cache
 
 
-KINDS = [kv.DenseCache, lambda config, **options: kv.WindowCache(config, 8, **options)]
+KINDS = [kv.DenseCache, lambda config, **options: kv.WindowCache(config, 8, **options), PagedCache]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["dense", "window"])
+@pytest.mark.parametrize("kind", KINDS, ids=["dense", "window", "paged"])
 @pytest.mark.parametrize("lengths", [(30, 30), (12, 30)])
 def test_positions_of_32_bits_are_positions(model, kind, lengths):
     rows = [random_tokens(n).tolist() for n in lengths]
@@ -275,7 +276,7 @@ def test_positions_of_32_bits_are_positions(model, kind, lengths):
     assert torch.equal(out[0], out[2]) and torch.equal(out[1], out[3])
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["dense", "window"])
+@pytest.mark.parametrize("kind", KINDS, ids=["dense", "window", "paged"])
 @pytest.mark.parametrize(
     "interrupt",
     [
@@ -304,7 +305,7 @@ def one(model, cache):
     return model(random_tokens(1, 1), cache=cache)
 
 
-@pytest.mark.parametrize("kind", [kv.DenseCache, kv.WindowCache])
+@pytest.mark.parametrize("kind", [kv.DenseCache, kv.WindowCache, PagedCache])
 def test_a_cache_is_made_for_a_config(model, kind):
     shape = kv.PUBLISHED["Mistral 7B v0.1"]
     for given, name in [(model, "Transformer"), (shape, "Shape"), ("tiny-gqa", "str")]:

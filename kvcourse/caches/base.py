@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kvcourse.config import ModelConfig, require_config
+from kvcourse.layers import PADDING
 from kvcourse.require import require_whole
 
 
@@ -27,6 +28,10 @@ class Step(ABC):
     @abstractmethod
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k, v `(B, H_kv, T, D)` of the new tokens; return q `(B, H, T, D)` attended over all visible keys."""
+
+    def last(self, positions: Tensor) -> Tensor:
+        """Columns `(B, n)` of the last real token of each of the n texts in a row. Here a row is one text: n = 1."""
+        return (positions != PADDING).sum(1, keepdim=True).sub(1).clamp(min=0)
 
 
 class Cache(ABC):

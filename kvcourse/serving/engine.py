@@ -197,8 +197,7 @@ class Engine:
     @torch.inference_mode()
     def _compute(self, plan: Plan) -> list[Hashable]:
         """Run the plan and choose the tokens that come next; returns who got one."""
-        for pair in plan.copies:  # one by one: a source may be the target of the copy before
-            self.pages.copy([pair])
+        self.pages.copy(plan.copies)
         self.packed.pieces = [Piece(request.table.blocks, start, stop) for request, start, stop in plan.chunks]
         tokens = [token for request, start, stop in plan.chunks for token in request.tokens[start:stop]]
         scores = self.model(torch.tensor([tokens]), cache=self.packed, last_only=True)[0]  # one row for each chunk
