@@ -953,7 +953,7 @@ kv.results.verdict(
 # - vLLM manages the memory of local and global layers separately ("hybrid KV cache manager" in its documentation);
 #   Hugging Face Transformers keeps only the window for layers that have one.
 #
-# **Next** in the course comes 06, which is planned: the cache cut into pages, so that many texts can share one memory.
+# **Next** in the course comes 06: the cache cut into pages, so that many texts can share one memory.
 
 # %% tags=["nbval-ignore-output"]
 kv.check.progress("05")

@@ -1,0 +1,266 @@
+"""Checkers of notebook 06: blocks and slots, giving blocks back, copying on write, and who gets how much of a step."""
+
+from kvcourse.check.framework import compare, exercise
+
+NOTEBOOK = "06_paged_attention"
+
+
+@exercise
+def blocks_for(answer):
+    """blocks_for(length, block_size): (blocks, empty): how many blocks a text of `length` tokens takes, and how many
+    slots in them hold no token."""
+
+    def right(length, block_size):
+        blocks = -(-length // block_size)
+        return blocks, blocks * block_size - length
+
+    def one_more(length, block_size):
+        return length // block_size + 1, (length // block_size + 1) * block_size - length
+
+    return compare(
+        answer,
+        right,
+        cases=[(10, 4), (1, 16), (33, 16), (8, 4), (16, 1), (0, 4)],
+        mistakes={
+            "the last, partly filled block is not counted: a part of a block is taken whole": lambda n, b: (
+                n // b,
+                n % b,
+            ),
+            "the blocks are right; empty are the slots of the last block that hold no token, and those that do were "
+            "counted": lambda n, b: (right(n, b)[0], n % b),
+            "a text that ends with a full block takes no further one": one_more,
+            "the blocks are right; a last block that is full has no empty slot": lambda n, b: (
+                right(n, b)[0],
+                b - n % b,
+            ),
+            "a text without tokens takes no block": lambda n, b: (
+                max(1, right(n, b)[0]),
+                max(1, right(n, b)[0]) * b - n,
+            ),
+            "the blocks are rounded to the nearest; a part of a block is taken whole": lambda n, b: (
+                round(n / b),
+                abs(round(n / b) * b - n),
+            ),
+        },
+    )
+
+
+@exercise
+def slot_mapping(answer):
+    """slot_mapping(table, block_size, start, stop): the slots in the pool of the tokens start to stop - 1 of a text
+    whose blocks are `table`."""
+
+    def mapped(slot):
+        """`slot(position, table, block_size)` for each of the positions."""
+        return lambda table, block_size, start, stop: [slot(p, table, block_size) for p in range(start, stop)]
+
+    right = mapped(lambda p, table, b: table[p // b] * b + p % b)
+
+    return compare(
+        answer,
+        right,
+        cases=[
+            ([7, 2, 5], 4, 0, 11),
+            ([7, 2, 5], 4, 6, 9),
+            ([3], 16, 4, 5),
+            ([9, 0, 4, 1], 2, 1, 8),
+            ([6, 3], 8, 3, 3),
+        ],
+        mistakes={
+            "these are the positions themselves: the table is not used": mapped(lambda p, table, b: p),
+            "these are the blocks of the tokens; a block has block_size slots, of which a token has one": mapped(
+                lambda p, table, b: table[p // b]
+            ),
+            "these are the places within the blocks; add where the block begins": mapped(lambda p, table, b: p % b),
+            "each token gets the first slot of its block; add its place within the block": mapped(
+                lambda p, table, b: table[p // b] * b
+            ),
+            "a block begins at block x block_size, not at its own number": mapped(
+                lambda p, table, b: table[p // b] + p % b
+            ),
+            "// and % are swapped: position // block_size is the place in the table": mapped(
+                lambda p, table, b: table[p % b % len(table)] * b + p // b
+            ),
+            "the slots are given from token 0 on; `start` is the first asked for": lambda t, b, start, stop: right(
+                t, b, 0, stop
+            ),
+            "it counts from 0 again at `start`: the positions are start, start + 1, ...": lambda t, b, start, stop: (
+                right(t, b, 0, stop - start)
+            ),
+            "`stop` itself is not asked for; as in range, the last is stop - 1": lambda t, b, start, stop: right(
+                t, b, start, stop + 1
+            ),
+        },
+    )
+
+
+@exercise
+def give_back(answer):
+    """give_back(table, refs, free): (refs, free) after the text with the blocks `table` has ended: each of its blocks
+    is held once less, and those held no more are free. The order of the free blocks does not matter."""
+
+    def tidy(table, refs, free):
+        """The learner's answer with its free blocks in order, where it has the right form."""
+        got = answer(table, refs, free)
+        if isinstance(got, tuple | list) and len(got) == 2 and isinstance(got[1], tuple | list):
+            return got[0], sorted(got[1])
+        return got
+
+    def right(table, refs, free, joins=lambda left: left == 0, left=lambda count: count - 1):
+        refs, free = list(refs), list(free)
+        for block in table:
+            refs[block] = left(refs[block])
+            if joins(refs[block]):
+                free.append(block)
+        return refs, sorted(free)
+
+    return compare(
+        tidy,
+        right,
+        cases=[
+            ([2, 0], [1, 0, 1, 0], [3, 1]),
+            ([4, 1, 3], [0, 2, 1, 1, 3], [0]),
+            ([0, 1], [3, 2, 0], [2]),
+            ([], [1, 1], []),
+        ],
+        mistakes={
+            "blocks are freed that another text still holds: only one that nobody holds any more is free": (
+                lambda t, r, f: right(t, r, f, joins=lambda left: True)
+            ),
+            "a block that another text still holds must keep a count: take 1 off, do not set it to 0": (
+                lambda t, r, f: right(t, r, f, left=lambda count: 0)
+            ),
+            "the counts are not lowered: each block of the text is held by one text less": lambda t, r, f: (
+                list(r),
+                right(t, r, f)[1],
+            ),
+            "the counts are right, but no block has become free": lambda t, r, f: (right(t, r, f)[0], sorted(f)),
+            "a block is freed too soon: look at its count after 1 was taken off": lambda t, r, f: right(
+                t, r, f, joins=lambda left: left <= 1
+            ),
+            "the blocks that were free before are missing": lambda t, r, f: (
+                right(t, r, f)[0],
+                right(t, r, [])[1],
+            ),
+            "only the last block is given back; the text held all of its table": lambda t, r, f: right(t[-1:], r, f),
+        },
+    )
+
+
+@exercise
+def copy_on_write(answer):
+    """copy_on_write(table, refs, start, stop, block_size): the blocks of `table` that must be copied before the tokens
+    start to stop - 1 are written."""
+
+    def touched(table, start, stop, block_size):
+        return table[start // block_size : -(-stop // block_size)] if stop > start else []
+
+    def right(table, refs, start, stop, block_size):
+        return [block for block in touched(table, start, stop, block_size) if refs[block] > 1]
+
+    refs = [1, 3, 2, 0, 1, 2]
+    return compare(
+        answer,
+        right,
+        cases=[
+            ([1, 2, 5], refs, 5, 6, 4),  # in the second of three shared blocks
+            ([1, 2, 5], refs, 9, 10, 4),  # in the last of three shared blocks
+            ([1, 4], refs, 6, 7, 4),  # its own block
+            ([1, 2, 5, 0], refs, 6, 14, 4),  # over two shared blocks and one of its own
+            ([1, 2], refs, 8, 12, 4),  # in a block that the table does not have yet
+            ([1, 2, 5], refs, 4, 8, 4),  # one block to its end
+            ([2], refs, 0, 4, 16),
+        ],
+        mistakes={
+            "every shared block of the text is copied; only those that are written to must be": (
+                lambda t, r, a, z, b: right(t, r, 0, len(t) * b, b)
+            ),
+            "a block that one text alone holds is copied; it may be written to as it is": lambda t, r, a, z, b: touched(
+                t, a, z, b
+            ),
+            "every block is copied that is written to after `start`, also those behind `stop`": (
+                lambda t, r, a, z, b: right(t, r, a, len(t) * b, b)
+            ),
+            "the blocks before `start` are only read; they may be shared": lambda t, r, a, z, b: right(t, r, 0, z, b),
+            "only the first block is looked at; several tokens may touch several blocks": lambda t, r, a, z, b: right(
+                t, r, a, min(z, a + 1), b
+            ),
+            "one block too many: when `stop` begins a block, that block is not written to": (
+                lambda t, r, a, z, b: [block for block in t[a // b : z // b + 1] if r[block] > 1]
+            ),
+            "these are places in the table; the blocks that stand there are wanted": lambda t, r, a, z, b: [
+                t.index(block) for block in right(t, r, a, z, b)
+            ],
+            "a block is shared when two hold it: more than 1, not more than 2": lambda t, r, a, z, b: [
+                block for block in touched(t, a, z, b) if r[block] > 2
+            ],
+        },
+    )
+
+
+@exercise
+def share_budget(answer):
+    """share_budget(left, budget): how many tokens of each running text are computed in a step of at most `budget`
+    tokens. `left` says how many each has left to compute, in order of arrival: 1 for one that decodes, more for one
+    whose prompt is being read. Those that decode come first."""
+
+    def in_turn(order, take=min):
+        """Let the texts take in the order that `order(left)` gives, until the budget is used up."""
+
+        def shared(left, budget):
+            taken = [0] * len(left)
+            for i in order(left):
+                taken[i] = take(left[i], budget - sum(taken))
+            return taken
+
+        return shared
+
+    def decodes_first(left):
+        return sorted(range(len(left)), key=lambda i: left[i] > 1)
+
+    right = in_turn(decodes_first)
+
+    return compare(
+        answer,
+        right,
+        cases=[
+            ([40, 70, 1], 64),
+            ([300, 1, 1], 64),
+            ([1, 20, 500, 1], 128),
+            ([1, 200, 30], 64),
+            ([1, 1, 1], 8),
+            ([40, 40], 64),
+            ([1, 1, 1, 30], 2),
+            ([10, 1], 512),
+        ],
+        mistakes={
+            "those that decode come first: a reader waits for each of their tokens": in_turn(
+                lambda left: range(len(left))
+            ),
+            "a prompt need not go in whole; it takes what is left of the budget": in_turn(
+                decodes_first, lambda wanted, room: wanted if wanted <= room else 0
+            ),
+            "more than the budget is used: what others have taken is gone": lambda left, budget: [
+                min(n, budget) for n in left
+            ],
+            "the budget is not looked at": lambda left, budget: list(left),
+            "all prompts get the same share; the earlier one goes on first": lambda left, budget: _even(left, budget),
+            "prompts go in order of arrival, not the shortest first": in_turn(
+                lambda left: sorted(range(len(left)), key=lambda i: left[i])
+            ),
+            "prompts go in order of arrival, the earliest first": in_turn(
+                lambda left: sorted(range(len(left)), key=lambda i: (left[i] > 1, -i))
+            ),
+            "the tokens of those that decode count as well: the prompts get what they leave": lambda left, budget: [
+                1 if n == 1 else taken
+                for n, taken in zip(left, in_turn(decodes_first)([n * (n > 1) for n in left], budget), strict=True)
+            ],
+        },
+    )
+
+
+def _even(left: list[int], budget: int) -> list[int]:
+    """Decodes first, then the same share for every prompt."""
+    decodes, prompts = sum(n == 1 for n in left), sum(n > 1 for n in left)
+    share = (budget - decodes) // max(1, prompts)
+    return [n if n == 1 else min(n, share) for n in left]
