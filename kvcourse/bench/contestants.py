@@ -9,6 +9,7 @@ from kvcourse.cost import bytes_moved
 from kvcourse.generation import generate, generate_naive
 from kvcourse.lm import load_model
 from kvcourse.metrics import Generation, Stopwatch
+from kvcourse.model import Transformer
 
 
 class Contestant:
@@ -33,11 +34,9 @@ class Contestant:
         """Bytes that a decode step must move at least, with a cache that holds `context` tokens."""
         return bytes_moved(self.model.config, 1, context, bits=8 * self.model.dtype.itemsize).total
 
-    @torch.inference_mode()
     def lead(self, text: list[int]) -> float:
         """By how much the best next token is ahead of the second best, as a difference of logits."""
-        first, second = self.model(torch.tensor([text]), last_only=True)[0, 0].float().topk(2).values.tolist()
-        return first - second
+        return lead(self.model, text)
 
 
 class Naive(Contestant):
@@ -101,6 +100,13 @@ class Clock:
 
     def end(self) -> None:
         """Nothing is held back, so nothing is left to do."""
+
+
+@torch.inference_mode()
+def lead(model: Transformer, text: list[int]) -> float:
+    """By how much the best token after `text` is ahead of the second best, as a difference of logits."""
+    first, second = model(torch.tensor([text]), last_only=True)[0, 0].float().topk(2).values.tolist()
+    return first - second
 
 
 COURSE = [Naive, Dense]  # the course's own rows

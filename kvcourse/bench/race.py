@@ -64,15 +64,20 @@ class Worker:
 
     def __init__(self, contestant: type[Contestant], model: str):
         where = f"{contestant.__module__}:{contestant.__qualname__}"
+        # -P: a file of the current folder must not take the place of a library with its name
+        self.start([sys.executable, "-P", "-m", "kvcourse.bench.worker", where, model])
+
+    def start(self, command: list[str], env: dict[str, str] | None = None) -> None:
+        """Run `command`, which answers lines on its standard input; what it says besides goes to `messages`."""
         self.messages = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         self.process = subprocess.Popen(
-            # -P: a file of the current folder must not take the place of a library with its name
-            [sys.executable, "-P", "-m", "kvcourse.bench.worker", where, model],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.messages,
             encoding="utf-8",
             errors="replace",
+            env=env,
         )
 
     def ask(self, **request) -> dict:

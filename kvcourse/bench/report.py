@@ -25,7 +25,7 @@ def make_report(race: Race, ceilings: Ceilings, quick: bool) -> dict:
         "kvcourse": __version__,
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "model": race.model,
-        "environment": environment(race),
+        "environment": environment(next(row.about for row in race.rows if row.about)),
         "ceilings": asdict(ceilings),
         "rounds": race.rounds,
         "quick": quick,
@@ -36,8 +36,8 @@ def make_report(race: Race, ceilings: Ceilings, quick: bool) -> dict:
     }
 
 
-def environment(race: Race) -> dict:
-    about = next(row.about for row in race.rows if row.about)
+def environment(about: dict) -> dict:
+    """Where a model ran: `about` has its "device" and "dtype", by their names."""
     device = torch.device(about["device"])
     return {
         "device": about["device"],

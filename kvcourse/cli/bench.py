@@ -1,40 +1,57 @@
-"""Measure the course's ways of generating text on this machine: time to the first token, tokens per second, memory."""
+"""Measure the course's ways of generating text on this machine: time to the first token, tokens per second, memory.
+
+With `--serving`: the engine that serves many requests at once.
+"""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from kvcourse.cli.doctor import MODEL
 from kvcourse.weights.shipped import SHIPPED
 
-HELP = "measure naive and cached generation here, beside other programs"
+HELP = "measure naive and cached generation here, or the serving engine, beside other programs"
 
 
 def add_arguments(parser) -> None:
     text = f"what kv.load_model takes: {', '.join(SHIPPED)}, a folder, a .gguf file, a hub id (default: {MODEL})"
     parser.add_argument("model", metavar="MODEL", nargs="?", default=MODEL, help=text)
     parser.add_argument("--peers", action="store_true", help="measure transformers too, with the same weights")
+    text = "measure the serving engine instead: batches, where a step's time goes, a trace of requests, its scheduler"
+    parser.add_argument("--serving", action="store_true", help=text)
+    text = "with --serving: a Python that has vLLM, to measure it too, with the same weights"
+    parser.add_argument("--vllm", metavar="PYTHON", help=text)
     parser.add_argument("--rounds", type=int, metavar="N", help="how often to measure each row (default: 3)")
     parser.add_argument("--quick", action="store_true", help="one round and few tokens: rough numbers, sooner")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="save bench.json and bench.png in this folder")
+    text = "save bench.json and bench.png in this folder (with --serving bench.json alone)"
+    parser.add_argument("--output", type=Path, metavar="DIR", help=text)
     parser.epilog = (
         "Every row holds the model in a process of its own: there must be memory for as many copies. Nothing "
-        "is written without --output. The exit code is 1 when a row could not be measured or wrote other tokens."
+        "is written without --output. The exit code is 1 when a row could not be measured or wrote other tokens. With "
+        "--serving the engine and the batch beside it share one process and one copy."
     )
 
 
 def main(arguments) -> int:
+    if arguments.serving and arguments.peers:
+        raise ValueError("--peers belongs to the other table: leave out --serving, or give --vllm PYTHON instead.")
+    if arguments.vllm is not None and not arguments.serving:
+        raise ValueError("--vllm is measured beside the serving engine: give --serving too.")
+    return serving(arguments) if arguments.serving else single_texts(arguments)
+
+
+def single_texts(arguments) -> int:
+    """One text at a time: the course's ways of generating, and those of others."""
     from kvcourse.bench.contestants import COURSE, PEERS
     from kvcourse.bench.files import save, writable
     from kvcourse.bench.race import Race, check_loads
     from kvcourse.bench.report import make_report, text
     from kvcourse.cli.fetch import obey_sigterm
     from kvcourse.lm import find_model
-    from kvcourse.require import require_whole
     from kvcourse.roof import measure_ceilings
     from kvcourse.weights.fetch import stand_in
 
-    default = 1 if arguments.quick else 3
-    rounds = require_whole("--rounds", default if arguments.rounds is None else arguments.rounds)
+    rounds = rounds_of(arguments)
     folder = writable(arguments.output) if arguments.output else None
     obey_sigterm()
     find_model(arguments.model)  # fetched if need be, before anybody waits
@@ -47,12 +64,49 @@ def main(arguments) -> int:
     race.run()
     ceilings = max(before, measure_ceilings(), key=lambda ceilings: ceilings.bytes_per_second)
     report = make_report(race, ceilings, arguments.quick)
+    keep(text(report), lambda: save(report, folder) if folder else [])
+    return int(any(row["error"] for row in report["rows"]) or bool(report["differences"]))
+
+
+def serving(arguments) -> int:
+    """Many requests at once: the engine, beside a static batch and vLLM."""
+    from kvcourse.bench.files import save, writable
+    from kvcourse.bench.peers import check_installed
+    from kvcourse.bench.serving import measure_serving
+    from kvcourse.bench.serving_report import text
+    from kvcourse.bench.vllm_row import require_vllm
+    from kvcourse.cli.fetch import obey_sigterm
+    from kvcourse.lm import find_model
+    from kvcourse.weights.fetch import stand_in
+
+    rounds, files = rounds_of(arguments), ["bench.json"]
+    folder = writable(arguments.output, files) if arguments.output else None
+    if arguments.vllm is not None:
+        require_vllm(arguments.vllm)
+        check_installed()  # it writes the checkpoint that vLLM reads
+    obey_sigterm()
+    find_model(arguments.model)
+    report = measure_serving(stand_in(arguments.model), rounds, arguments.quick, arguments.vllm)
+    keep(text(report), lambda: save(report, folder, files) if folder else [])
+    wrong = any(difference["title"] == "static" for difference in report["differences"])
+    return int(wrong or any(row["error"] for row in report["rows"]))
+
+
+def rounds_of(arguments) -> int:
+    from kvcourse.require import require_whole
+
+    default = 1 if arguments.quick else 3
+    return require_whole("--rounds", default if arguments.rounds is None else arguments.rounds)
+
+
+def keep(text: str, save: Callable[[], list[str]]) -> None:
+    """Save, and print `text` with what was saved. The numbers are not lost when a disk is full, nor the files when
+    nobody reads what is printed."""
     saved = []
     try:
-        saved = save(report, folder) if folder else []
-    finally:  # the numbers are not lost when a disk is full, nor the files when nobody reads what is printed
-        show("\n".join([text(report), *saved]))
-    return int(any(row["error"] for row in report["rows"]) or bool(report["differences"]))
+        saved = save()
+    finally:
+        show("\n".join([text, *saved]))
 
 
 def show(text: str) -> None:

@@ -1,0 +1,82 @@
+"""vLLM as a row of the table: another Python, which has it installed, is given the same model and the same prompts."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import torch
+
+from kvcourse.bench.race import Worker
+
+SCRIPT = Path(__file__).with_name("vllm_worker.py")
+FIND = "import importlib.util as u; print(u.find_spec('vllm') is not None)"
+SAFE = {"PYTHONSAFEPATH": "1"}  # a file of the current folder must not take the place of a library with its name
+
+
+class VLLM:
+    """The checkpoint in `folder`, held by vLLM in a process of its own, which computes in `dtype`."""
+
+    means = "vLLM in another Python, eager, with as many threads, over the same weights"
+
+    def __init__(self, python: str, folder: str, dtype: str, max_len: int):
+        self.title = f"vllm {dtype}"
+        self.worker = VLLMWorker(python, folder, dtype, max_len)
+        try:
+            self.program = self.worker.answer()["program"]
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, prompts: list[list[int]], new_tokens: int) -> tuple[list[list[int]], float]:
+        answer = self.worker.ask(prompts=prompts, new_tokens=new_tokens)
+        return answer["tokens"], answer["seconds"]
+
+    def close(self) -> None:
+        self.worker.close()
+
+
+class VLLMWorker(Worker):
+    def __init__(self, python: str, folder: str, dtype: str, max_len: int):
+        self.start([python, str(SCRIPT), folder, dtype, str(max_len)], settings() | os.environ | SAFE)
+
+    def close(self) -> None:
+        """Let it end by itself, so that processes it started end too; a silent one is killed."""
+        try:
+            self.process.stdin.close()
+            self.process.wait(timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+        super().close()
+
+
+def settings() -> dict[str, str]:
+    """What vLLM is told besides; variables of the environment come first.
+
+    As many threads as PyTorch has here. By itself vLLM leaves one core to its scheduler, so that of two cores one
+    computes, and its scheduler runs in a process that looks for work even while others have their turn. Here both are
+    in one process, as the course's are.
+    """
+    return {
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GB
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def require_vllm(python: str) -> str:
+    """`python` if it is a Python that can find vLLM, else `ValueError`. vLLM is not loaded yet."""
+    try:
+        found = subprocess.run(
+            [python, "-c", FIND], env=os.environ | SAFE, capture_output=True, text=True, errors="replace", timeout=60
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        cause = getattr(error, "strerror", None) or "it does not answer"
+        raise ValueError(f"--vllm {python} cannot be run ({cause}): give a Python that has vLLM installed.") from error
+    if found.stdout.strip() == "False":
+        raise ValueError(f"--vllm {python} is a Python without vLLM: install it there, or give one that has it.")
+    if found.stdout.strip() != "True":
+        raise ValueError(f"--vllm {python} does not answer as a Python does: give a Python that has vLLM installed.")
+    return python
