@@ -252,6 +252,18 @@ WRONG = [
     ("tokens_computed", ("range(1, turns + 1)", "range(turns, turns + 1)"), "the last prompt alone"),
     ("tokens_computed", ("if caching", "if not caching"), "swapped"),
     ("tokens_computed", ("range(1, turns + 1)", "range(1, turns)"), "one short"),
+    ("tokens_computed", ("range(1, turns + 1)", "range(turns)"), "begin at 0"),
+    ("tokens_computed", (" + (turns - 1)\n", " + (turns - 1) * (reply - 1)\n"), "the other way round"),
+    ("block_keys", ("return keys", "return parent"), "a list of keys is wanted, one for each full block: 3"),
+    ("block_keys", ("return keys", "return str(parent)"), "a list of keys is wanted"),
+    ("block_keys", ("return keys", "return keys or None"), "0 for 3 tokens in blocks of 4, yours is None"),
+    ("next_to_go", ("return min(free", "return 7 if 'x' in blocks else min(free"), "{'x': (None, 0, 1)}, expected 'x'"),
+    ("next_to_go", ("users == 0 and", "users == 0 and blocks[name][2] > 1 and"), "expected 'x', yours is None"),
+    (
+        "next_to_go",
+        ("lambda name: blocks[name][2]", "str"),
+        "'other': (None, 0, 5)}, expected 'other', yours is 'leaf'",
+    ),
 ]
 
 
@@ -267,6 +279,12 @@ def test_the_changed_answers_are_right_before_the_change(name):
 
 def test_every_exercise_has_at_least_three_wrong_answers():
     assert all(sum(wrong == name for wrong, _, _ in WRONG) >= 3 for name in EXERCISES)
+
+
+@pytest.mark.parametrize("name, code", [(name, code.replace("return ", "")) for name, code in ANSWERS.items()])
+def test_a_missing_return_is_asked_about(name, code):
+    verdict = getattr(kv.check, name)(learner(code))
+    assert verdict.status == "not attempted" and "is the return missing?" in verdict.message
 
 
 def test_keys_that_differ_from_call_to_call_are_refused():

@@ -94,6 +94,13 @@ def test_pool_history_names_and_frames():
     assert [label.get_text() for label in ax.get_xticklabels()] == ["A", "B"]
 
 
+def test_pool_history_shows_what_all_share_in_grey():
+    ax = drawn(kv.plots.pool_history([["rules", (0, 1), None]], [{0}], ["A"])).axes[0]
+    assert texts(ax) == ["rules", "A1", ""]
+    assert boxes(ax)[0].get_facecolor() == to_rgba(module.SHARED) and module.SHARED not in module.CHATS
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["place 0", "place 1", "place 2"]
+
+
 def test_more_chats_than_colors():
     png(kv.plots.pool_history([[(7, 0)]], [set()], ["H"]))
     assert module.chat_name(7) == "H"

@@ -1,5 +1,8 @@
 """Checkers of notebook 07: keys of blocks, what is found of a prompt, what is evicted, prices, tokens of a chat."""
 
+from collections.abc import Iterable
+
+from kvcourse.check.diagnosis import matches, short
 from kvcourse.check.framework import compare, exercise
 
 NOTEBOOK = "07_prefix_caching"
@@ -13,20 +16,25 @@ def block_keys(answer):
     text = a + b + c
 
     def keys(tokens, block_size=4):
-        made = answer(tokens, block_size)
-        return made if made is None or made is ... else list(made)
+        return list(answer(tokens, block_size))
 
+    made = answer(text, 4)
+    if made is None or made is ...:
+        return compare(lambda: made, lambda: [], cases=[()])
+    for tokens, block_size, n in ((text, 4, 3), (text[:-1], 4, 2), (text[:3], 4, 0), (text, 5, 2), (text, 1, 12)):
+        made = answer(tokens, block_size)
+        if isinstance(made, str | bytes) or not isinstance(made, Iterable):
+            yours = "None" if made is None else short(made)
+            wanted = f"a list of keys is wanted, one for each full block: {n} for {len(tokens)} tokens in blocks of"
+            return f"{wanted} {block_size}, yours is {yours}"
+        if len(made := list(made)) != n:
+            hint = "only full blocks get a key" if len(made) > n else "a block that is just full gets a key"
+            return f"{len(tokens)} tokens in blocks of {block_size} have {n} full blocks, yours has {len(made)}: {hint}"
     first = keys(text)
-    if first is None or first is ...:
-        return compare(lambda: first, lambda: [], cases=[()])
     try:
         set(first)
     except TypeError:
         return "a key must be fit for a dict: use a number, bytes, a text, or a tuple of such, not a list"
-    for tokens, block_size, n in ((text, 4, 3), (text[:-1], 4, 2), (text[:3], 4, 0), (text, 5, 2), (text, 1, 12)):
-        if len(made := keys(tokens, block_size)) != n:
-            hint = "only full blocks get a key" if len(made) > n else "a block that is just full gets a key"
-            return f"{len(tokens)} tokens in blocks of {block_size} have {n} full blocks, yours has {len(made)}: {hint}"
     if keys(text) != first:
         return "the same text got other keys the second time; equal texts must have equal keys"
     if len(set(first)) < 3 or keys(a + c)[1] == first[1]:
@@ -167,36 +175,45 @@ def next_to_go(answer):
         return pick(names, key=lambda name: blocks[name][2]) if names else None
 
     def right(blocks):
-        return by_use(blocks, unused(blocks, leaves(blocks))) or "none"
+        return by_use(blocks, unused(blocks, leaves(blocks)))
 
-    fault = compare(
-        lambda blocks: answer(blocks) or "none",
-        right,
-        cases=[
-            tree,
-            used,
-            {"x": (None, 0, 1)},
-            {name: tree[name] for name in ("system", "B1", "A1")},
-            {"root": (None, 0, 1), "leaf": ("root", 0, 7), "other": (None, 0, 5)},
-        ],
-        mistakes={
-            "a block goes on which another one depends; without it, what follows is never found: take leaves only": (
-                lambda blocks: by_use(blocks, unused(blocks, blocks))
-            ),
-            "the block goes that was used last; what was not used for longest is missed least": lambda blocks: by_use(
-                blocks, unused(blocks, leaves(blocks)), max
-            ),
-            "a block goes that somebody is reading; only those with no users may go": lambda blocks: by_use(
-                blocks, leaves(blocks)
-            ),
-            "the first leaf goes; of the leaves it is the one not used for longest": lambda blocks: (
-                unused(blocks, leaves(blocks)) or [None]
-            )[0],
-        },
-    )
-    if fault is None and answer(busy) is not None:
+    def said(blocks):
+        """The answer; None is one too, where it is not the only one."""
+        return "None" if (name := answer(blocks)) is None else name
+
+    cases = [
+        tree,
+        used,
+        {"x": (None, 0, 1)},
+        {name: tree[name] for name in ("system", "B1", "A1")},
+        {"root": (None, 0, 1), "leaf": ("root", 0, 7), "other": (None, 0, 5)},
+    ]
+    mistakes = {
+        "a block goes on which another one depends; without it, what follows is never found: take leaves only": (
+            lambda blocks: by_use(blocks, unused(blocks, blocks))
+        ),
+        "the block goes that was used last; what was not used for longest is missed least": lambda blocks: by_use(
+            blocks, unused(blocks, leaves(blocks)), max
+        ),
+        "a block goes that somebody is reading; only those with no users may go": lambda blocks: by_use(
+            blocks, leaves(blocks)
+        ),
+        "the first leaf goes; of the leaves it is the one not used for longest": lambda blocks: (
+            unused(blocks, leaves(blocks)) or [None]
+        )[0],
+    }
+    written = any(answer(blocks) is not None for blocks in cases)
+    fault = compare(said if written else answer, right, cases, mistakes)
+    if fault in mistakes:
+        return fault
+    if fault:  # a dict is too long for the message of `compare`, and without it nobody can tell what is wrong
+        blocks = next(blocks for blocks in cases if not matches(said(blocks), right(blocks)))
+        name = answer(blocks)
+        yours = repr(name) if name is None or isinstance(name, str) else short(name)
+        return f"with blocks = {blocks}, expected {right(blocks)!r}, yours is {yours}"
+    if answer(busy) is not None:
         return "all blocks are in use, so none can go: return None"
-    return fault
+    return None
 
 
 @exercise
@@ -280,6 +297,10 @@ def tokens_computed(answer):
             ),
             "the last token of each answer is computed in the next turn, and after the last answer there is none: "
             "turns - 1 of them": with_caching(lambda n, s, q, r: s + n * q + n),
+            "it is the other way round: an answer was computed as it was made, all but its last token; only that one "
+            "is left, 1 for each answer before, not reply - 1": with_caching(
+                lambda n, s, q, r: s + n * q + (n - 1) * (r - 1)
+            ),
             "the system prompt is computed at each turn; once it is known, it is found": with_caching(
                 lambda n, s, q, r: n * (s + q) + n - 1
             ),
@@ -294,6 +315,9 @@ def tokens_computed(answer):
             ),
             "the system prompt is counted once; without caching each turn computes it again": without_caching(
                 lambda n, s, q, r: plain(n, s, q, r) - (n - 1) * s
+            ),
+            "the turns begin at 0, so the first prompts are too short: range(1, turns + 1), not range(turns)": (
+                without_caching(lambda n, s, q, r: sum(s + t * q + (t - 1) * r for t in range(n)))
             ),
             "with and without caching are swapped": lambda n, s, q, r, caching: right(n, s, q, r, not caching),
             "the turns are counted one short: range(1, turns + 1)": without_caching(

@@ -11,6 +11,7 @@ from kvcourse.results import format_number
 
 FOUND, COMPUTED, OUTPUT = COLORS["green"], COLORS["prefill"], COLORS["decode"]
 KEPT, NOT_KEPT = COLORS["sky"], "white"
+SHARED = "#d0d0d0"  # what belongs to no chat alone
 IN_A_ROW = 16  # tokens of a text
 CHATS = [COLORS[name] for name in ("sky", "yellow", "purple", "orange", "green", "vermillion")]
 LOOKS = (  # color, marker, dash of each line
@@ -124,28 +125,37 @@ def found_by_change(places, found: dict, length: int):
 
 @drawing
 def pool_history(columns, found, titles):
-    """What each block of a pool holds, a column for each request served.
+    """What each place of a pool holds, a column for each request served.
 
-    `columns` is `[after the first request, ...]`, each a list with an entry for every block: None where it holds
-    nothing, else `(number of the chat, number of the block in its text)`. `found` has for each request the blocks that
-    it found there (framed), `titles` what is written under its column.
+    `columns` is `[after the first request, ...]`, each a list with an entry for every place: None where it holds
+    nothing, `(number of the chat, number of the block in its text)`, or, grey, the name of a block that all share.
+    `found` has for each request the places where it found something (framed), `titles` what is written below it.
     """
-    blocks = len(columns[0])
-    fig, ax = new_figure(size=(1.9 + 0.72 * len(columns), 1.9 + 0.42 * blocks))
+    places = len(columns[0])
+    fig, ax = new_figure(size=(1.9 + 0.72 * len(columns), 1.9 + 0.42 * places))
     for x, (column, hits) in enumerate(zip(columns, found, strict=True)):
-        for block, content in enumerate(column):
-            face = "white" if content is None else CHATS[content[0] % len(CHATS)]
-            edge, width = ("black", 2.6) if block in hits else ("#888888", 0.6)
-            box = {"facecolor": face, "edgecolor": edge, "linewidth": width, "zorder": 3 if block in hits else 2}
-            ax.add_patch(Rectangle((x - 0.44, block - 0.42), 0.88, 0.84, **box))
-            label = "" if content is None else f"{chat_name(content[0])}{content[1]}"
-            ax.text(x, block, label, ha="center", va="center", fontsize=11, zorder=4)
-    ax.set(xlim=(-0.6, len(columns) - 0.4), ylim=(blocks - 0.4, -0.6), xlabel="request")
+        for place, content in enumerate(column):
+            face, label = _held(content)
+            edge, width = ("black", 2.6) if place in hits else ("#888888", 0.6)
+            box = {"facecolor": face, "edgecolor": edge, "linewidth": width, "zorder": 3 if place in hits else 2}
+            ax.add_patch(Rectangle((x - 0.44, place - 0.42), 0.88, 0.84, **box))
+            ax.text(x, place, label, ha="center", va="center", fontsize=11, zorder=4)
+    ax.set(xlim=(-0.6, len(columns) - 0.4), ylim=(places - 0.4, -0.6), xlabel="request")
     ax.set_xticks(range(len(columns)), titles)
-    ax.set_yticks(range(blocks), [f"block {block}" for block in range(blocks)], fontsize=10)
+    ax.set_yticks(range(places), [f"place {place}" for place in range(places)], fontsize=10)
     ax.grid(visible=False)
-    ax.set_title("What the blocks hold (framed: found)")
+    ax.set_title("What the pool holds (framed: found)")
     return fig
+
+
+def _held(content) -> tuple[str, str]:
+    """Color and label of what a place holds."""
+    if content is None:
+        return "white", ""
+    if isinstance(content, str):
+        return SHARED, content
+    chat, block = content
+    return CHATS[chat % len(CHATS)], f"{chat_name(chat)}{block}"
 
 
 def chat_name(number: int) -> str:
