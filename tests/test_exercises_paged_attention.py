@@ -167,6 +167,14 @@ WRONG = [
     ("slot_mapping", ("range(start, stop)", "range(stop - start)"), "counts from 0 again"),
     ("slot_mapping", ("range(start, stop)", "range(start, min(stop + 1, len(table) * block_size))"), "`stop` itself"),
     ("slot_mapping", ("table[p // block_size]", "table[p]"), "raises IndexError"),
+    (
+        "slot_mapping",
+        (
+            "range(start, stop)",
+            "range(start // block_size * block_size, -(-stop // block_size) * block_size)",
+        ),
+        "all slots of the blocks",
+    ),
     ("give_back", ("if refs[block] == 0", "if True"), "that another text still holds"),
     ("give_back", ("refs[block] -= 1", "refs[block] = 0"), "do not set it to 0"),
     ("give_back", ("refs[block] -= 1\n        if refs[block] == 0", "if refs[block] == 1"), "are not lowered"),
@@ -175,6 +183,14 @@ WRONG = [
     ("give_back", ("for block in table:", "free = []\n    for block in table:"), "free before are missing"),
     ("give_back", ("for block in table:", "for block in table[-1:]:"), "only the last block"),
     ("give_back", ("return refs, free", "return free"), "expected 2 values"),
+    (
+        "give_back",
+        (
+            "        if refs[block] == 0:\n            free.append(block)",
+            "    free += [b for b, n in enumerate(refs) if not n]",
+        ),
+        "joins the list again",
+    ),
     ("copy_on_write", ("start // block_size : (stop - 1) // block_size + 1", ":"), "every shared block"),
     ("copy_on_write", (" if refs[block] > 1", ""), "one text alone holds"),
     ("copy_on_write", ("(stop - 1) // block_size + 1", ""), "also those behind `stop`"),
@@ -183,6 +199,31 @@ WRONG = [
     ("copy_on_write", ("(stop - 1) // block_size + 1", "stop // block_size + 1"), "one block too many"),
     ("copy_on_write", ("[block for", "[table.index(block) for"), "places in the table"),
     ("copy_on_write", ("refs[block] > 1", "refs[block] > 2"), "when two hold it"),
+    ("copy_on_write", ("(stop - 1) // block_size + 1", "stop // block_size"), "the last token falls is missing"),
+    (
+        "copy_on_write",
+        (
+            "for block in written if refs[block] > 1",
+            "for i, block in enumerate(table) if block in written and refs[i] > 1",
+        ),
+        "by the number of the block",
+    ),
+    (
+        "copy_on_write",
+        (
+            "table[start // block_size : (stop - 1) // block_size + 1]",
+            "[table[p // block_size] for p in range(start, stop)]",
+        ),
+        "a block is copied once",
+    ),
+    (
+        "copy_on_write",
+        (
+            "table[start // block_size : (stop - 1) // block_size + 1]",
+            "[table[i] for i in range(start // block_size, (stop - 1) // block_size + 1)]",
+        ),
+        "may lack the blocks",
+    ),
     ("share_budget", ("(True, False)", "(None,)"), "expected"),
     ("share_budget", ("if (wanted == 1) == decodes", "if decodes"), "those that decode come first"),
     (
@@ -199,6 +240,16 @@ WRONG = [
     ),
     ("share_budget", ("in enumerate(left):", "in reversed(list(enumerate(left))):"), "the earliest first"),
     ("share_budget", ("budget -= taken[i]", "budget -= taken[i] * (wanted > 1)"), "count as well"),
+    (
+        "share_budget",
+        ("min(wanted, budget)", "1 if decodes else min(wanted, max(0, budget))"),
+        "when the budget is used up",
+    ),
+    (
+        "share_budget",
+        ("(wanted == 1) == decodes", "(wanted == 1) == decodes and (decodes or not any(n > 1 for n in left[:i]))"),
+        "only one prompt is read",
+    ),
     (
         "share_budget",
         (

@@ -9,6 +9,7 @@ import kvcourse as kv
 from kvcourse.plots import memory_maps, paged_attention
 from kvcourse.plots.memory_maps import FREE, KEPT, TEXTS, look
 from kvcourse.serving.snapshot import Block, Snapshot
+from kvcourse.serving.waste import Addresses
 
 
 def widths(ax, color):
@@ -75,8 +76,10 @@ def test_more_texts_than_colors_differ_by_hatch():
 
 
 def test_address_maps_color_tokens_and_tint_what_is_reserved():
-    slots = np.array([[0, 0, -1], [-2, 0, -1], [9, -3, -1]])
-    left, right = drawn(kv.plots.address_maps({"a": slots, "b": slots[:, :2]}, {"a": [1, 2]})).axes
+    owner = np.array([[0, 0, -1], [0, 0, -1], [9, 1, -1]])
+    filled = np.array([[True, True, False], [False, True, False], [True, False, False]])
+    maps = {"a": Addresses(owner, filled), "b": Addresses(owner[:, :2], filled[:, :2])}
+    left, right = drawn(kv.plots.address_maps(maps, {"a": [1, 2]})).axes
     image = left.images[0].get_array()
     painted = {(0, 0): TEXTS[0], (2, 0): TEXTS[1], (1, 0): memory_maps._tint(TEXTS[0]), (0, 2): "white"}
     painted[2, 1] = memory_maps._tint(TEXTS[1])
@@ -124,7 +127,7 @@ def test_who_runs_names_only_what_happens():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a token is made"]
 
 
-def test_load_curves_in_tokens_and_milliseconds():
+def test_load_curves_in_tokens_and_seconds():
     curve = {
         "throughput": [10, 12],
         "ttft": {50: [0.1, 2.0], 95: [0.2, 4.0]},
@@ -133,14 +136,16 @@ def test_load_curves_in_tokens_and_milliseconds():
     made, first, gaps = drawn(kv.plots.load_curves([1, 2], {"static": curve, "pages": curve}, [10, 20])).axes
     assert labelled(made, "static").get_ydata() == pytest.approx([10, 12])
     assert labelled(made, "asked for").get_ydata() == pytest.approx([10, 20])
-    assert first.lines[1].get_ydata() == pytest.approx([200, 4000])
-    assert gaps.lines[0].get_ydata() == pytest.approx([10, 20])
-    assert (first.lines[0].get_alpha(), first.lines[1].get_alpha()) == (0.45, 1)
-    assert "faint: p50, full: p95" in first.get_title(loc="left") and first.get_yscale() == "log"
+    assert first.lines[1].get_ydata() == pytest.approx([0.2, 4.0])
+    assert gaps.lines[0].get_ydata() == pytest.approx([0.01, 0.02])
+    assert [line.get_markerfacecolor() for line in first.lines[:2]] == ["white", first.lines[1].get_color()]
+    assert first.lines[0].get_markersize() > first.lines[2].get_markersize()  # equal curves are both seen
+    assert "hollow: p50, full: p95" in first.get_title(loc="left") and first.get_yscale() == "log"
 
 
 def test_chunked_prefill_shows_the_ends_and_trades_between_all():
-    gaps = {32: ([-0.1, 0.3], [0.03, 0.05]), 64: ([0.2], [0.07]), 512: ([0.5, 0.9], [0.4, 0.03])}
+    early = [-0.1, 0.3], [0.9, 0.05]  # a gap that ended before the prompt came is shown, but not its doing
+    gaps = {32: early, 64: ([0.2], [0.07]), 512: ([0.5, 0.9], [0.4, 0.03])}
     trace, trade = drawn(kv.plots.chunked_prefill(gaps, {32: 1.0, 64: 0.8, 512: 0.5})).axes
     assert labelled(trace, "at most 512 tokens a step").get_ydata() == pytest.approx([400, 30])
     assert labelled(trace, "at most 32 tokens a step").get_xdata() == pytest.approx([-0.1, 0.3])
@@ -150,9 +155,14 @@ def test_chunked_prefill_shows_the_ends_and_trades_between_all():
 
 def test_page_sizes_in_shares_and_milliseconds():
     left, right = drawn(kv.plots.page_sizes([1, 16], [0.0, 0.03], {"gather": [0.05, 0.04], "dense": [0.03, 0.03]})).axes
-    assert left.lines[0].get_ydata() == pytest.approx([0, 0.03])
+    assert left.lines[0].get_ydata() == pytest.approx([0, 0.03]) and left.get_ylim() == (0, 0.1)
     assert labelled(right, "gather").get_ydata() == pytest.approx([50, 40])
     assert [label.get_text() for label in right.get_xticklabels()] == ["1", "16"]
+
+
+def test_page_sizes_leave_room_above_the_largest_share():
+    left, _ = drawn(kv.plots.page_sizes([1, 256], [0.0, 0.25], {"gather": [0.05, 0.04]})).axes
+    assert left.get_ylim() == pytest.approx((0, 0.3))
 
 
 def test_running_texts_has_a_line_for_each_way():

@@ -1,8 +1,10 @@
 """Memory set aside and memory in use, by hand."""
 
+import numpy as np
 import pytest
 
-from kvcourse.serving.waste import reserved
+from kvcourse.serving.snapshot import Block, Snapshot
+from kvcourse.serving.waste import first_hole, in_pages, in_pieces, reserved
 from kvcourse.serving.workload import Arrival, chat, poisson
 
 
@@ -53,3 +55,40 @@ def test_later_turns_hold_the_whole_conversation():
 def test_texts_that_do_not_fit_are_refused(trace):
     with pytest.raises(ValueError, match="max_len=10"):
         reserved(trace, max_len=10)
+
+
+def test_two_texts_in_one_piece_by_hand():
+    """4 slots; texts of (2, 2) and (1, 2) need 3 and 2, so the second comes when the first has left, after 2 steps."""
+    addresses, refused = in_pieces([(2, 2), (1, 2)], 4)
+    assert addresses.owner.T.tolist() == [[0, 0, 0, -1], [-1] * 4, [1, 1, -1, -1], [-1] * 4]
+    assert addresses.filled.T.tolist() == [[True, True, False, False], [False] * 4, [True] + [False] * 3, [False] * 4]
+    assert addresses.shares == pytest.approx((3 / 16, 2 / 16, 11 / 16))
+    assert refused == []
+
+
+def test_a_text_waits_though_there_is_room_in_all():
+    """9 slots. Three texts of 3 slots each; the outer two leave after 1 step, and a text of 4 finds 6 slots free, but
+    only 3 in a row. It comes when the middle one has left, after 3 steps."""
+    addresses, refused = in_pieces([(3, 1), (1, 3), (3, 1), (3, 2)], 9)
+    assert refused == [1, 2]
+    assert addresses.owner.T.tolist() == [[-1] * 3 + [1] * 3 + [-1] * 3] * 2 + [[-1] * 9, [3] * 4 + [-1] * 5, [-1] * 9]
+    assert in_pieces([(3, 1), (1, 3), (3, 1), (2, 2)], 9)[1] == []  # one that needs 3 goes to the first place
+
+
+@pytest.mark.parametrize("size, place", [(1, 1), (2, 3), (3, None)])
+def test_first_hole(size, place):
+    assert first_hole(np.array([0, 1, 0, 1, 1], bool), size) == place
+
+
+@pytest.mark.parametrize("lengths", [[], [(8, 4)]])
+def test_a_text_that_never_fits_in_one_piece_is_refused(lengths):
+    with pytest.raises(ValueError, match="10"):
+        in_pieces(lengths, 10)
+
+
+def test_pages_have_the_slots_that_snapshots_say():
+    two = (Block((1, 0), 2, 3, False), Block((), 0, 2, True))
+    addresses = in_pages([Snapshot(4, two, (0, 1), ()), Snapshot(4, (two[1], two[1]), (), ())])
+    assert addresses.owner.T.tolist() == [[1] * 4 + [-1] * 4, [-1] * 8]
+    assert addresses.filled.T.tolist() == [[True] * 3 + [False] * 5, [False] * 8]
+    assert addresses.shares == pytest.approx((3 / 16, 1 / 16, 12 / 16))

@@ -1,6 +1,8 @@
 """Checkers of notebook 06: blocks and slots, giving blocks back, copying on write, and who gets how much of a step."""
 
-from kvcourse.check.framework import compare, exercise
+from functools import partial
+
+from kvcourse.check.framework import compare, error_of, exercise
 
 NOTEBOOK = "06_paged_attention"
 
@@ -56,12 +58,16 @@ def slot_mapping(answer):
 
     right = mapped(lambda p, table, b: table[p // b] * b + p % b)
 
+    def whole_blocks(table, block_size, start, stop):
+        first, last = start // block_size, -(-stop // block_size)
+        return right(table, block_size, first * block_size, last * block_size)
+
     return compare(
         answer,
         right,
         cases=[
-            ([7, 2, 5], 4, 0, 11),
             ([7, 2, 5], 4, 6, 9),
+            ([7, 2, 5], 4, 0, 11),
             ([3], 16, 4, 5),
             ([9, 0, 4, 1], 2, 1, 8),
             ([6, 3], 8, 3, 3),
@@ -90,6 +96,7 @@ def slot_mapping(answer):
             "`stop` itself is not asked for; as in range, the last is stop - 1": lambda t, b, start, stop: right(
                 t, b, start, stop + 1
             ),
+            "these are all slots of the blocks; only those of the tokens start to stop - 1 are asked for": whole_blocks,
         },
     )
 
@@ -113,6 +120,10 @@ def give_back(answer):
             if joins(refs[block]):
                 free.append(block)
         return refs, sorted(free)
+
+    def all_at_zero(table, refs, free):
+        refs, _ = right(table, refs, free)
+        return refs, sorted([*free, *(block for block, count in enumerate(refs) if count == 0)])
 
     return compare(
         tidy,
@@ -143,6 +154,7 @@ def give_back(answer):
                 right(t, r, [])[1],
             ),
             "only the last block is given back; the text held all of its table": lambda t, r, f: right(t[-1:], r, f),
+            "a block that was free before joins the list again: look only at the blocks of this text": all_at_zero,
         },
     )
 
@@ -158,19 +170,29 @@ def copy_on_write(answer):
     def right(table, refs, start, stop, block_size):
         return [block for block in touched(table, start, stop, block_size) if refs[block] > 1]
 
+    def once_a_token(table, refs, start, stop, block_size):
+        places = [p // block_size for p in range(start, stop)]
+        return [table[i] for i in places if i < len(table) and refs[table[i]] > 1]
+
+    def by_place(table, refs, start, stop, block_size):
+        places = range(start // block_size, min(-(-stop // block_size), len(table)))
+        return [table[i] for i in places if refs[i] > 1]
+
     refs = [1, 3, 2, 0, 1, 2]
-    return compare(
+    there = [  # the table has all blocks that are written to
+        ([2, 1, 5], refs, 5, 6, 4),  # in the second of three shared blocks
+        ([1, 2, 5], refs, 2, 3, 4),  # in the first
+        ([1, 2, 5], refs, 9, 10, 4),  # in the last
+        ([1, 4], refs, 6, 7, 4),  # its own block
+        ([1, 2, 5, 0], refs, 6, 14, 4),  # over two shared blocks and one of its own
+        ([1, 2, 5], refs, 4, 8, 4),  # one block to its end
+        ([2], refs, 0, 4, 16),
+    ]
+    lacking = ([1, 2], refs, 8, 12, 4)  # in a block that the table does not have yet
+    examine = partial(
+        compare,
         answer,
         right,
-        cases=[
-            ([1, 2, 5], refs, 5, 6, 4),  # in the second of three shared blocks
-            ([1, 2, 5], refs, 9, 10, 4),  # in the last of three shared blocks
-            ([1, 4], refs, 6, 7, 4),  # its own block
-            ([1, 2, 5, 0], refs, 6, 14, 4),  # over two shared blocks and one of its own
-            ([1, 2], refs, 8, 12, 4),  # in a block that the table does not have yet
-            ([1, 2, 5], refs, 4, 8, 4),  # one block to its end
-            ([2], refs, 0, 4, 16),
-        ],
         mistakes={
             "every shared block of the text is copied; only those that are written to must be": (
                 lambda t, r, a, z, b: right(t, r, 0, len(t) * b, b)
@@ -194,8 +216,17 @@ def copy_on_write(answer):
             "a block is shared when two hold it: more than 1, not more than 2": lambda t, r, a, z, b: [
                 block for block in touched(t, a, z, b) if r[block] > 2
             ],
+            "the block in which the last token falls is missing: go to that of stop - 1, inclusive": (
+                lambda t, r, a, z, b: [block for block in t[a // b : z // b] if r[block] > 1]
+            ),
+            "`refs` is asked by the number of the block, not by its place in the table": by_place,
+            "a block is copied once, however many tokens are written to it": once_a_token,
         },
     )
+    fault = examine(there)
+    if fault is None and isinstance(error_of(answer, *lacking), IndexError):
+        return "the table may lack the blocks of the last tokens: new ones are taken for those, and need no copy"
+    return fault or examine([*there, lacking])
 
 
 @exercise
@@ -220,10 +251,21 @@ def share_budget(answer):
 
     right = in_turn(decodes_first)
 
+    def first_prompt_only(left, budget):
+        prompts = [i for i, n in enumerate(left) if n > 1]
+        return right([0 if i in prompts[1:] else n for i, n in enumerate(left)], budget)
+
+    def all_decodes(left, budget):
+        """Every decode takes its token, also where the budget is used up."""
+        prompts = [0 if n == 1 else n for n in left]
+        taken = right(prompts, max(0, budget - left.count(1)))
+        return [1 if n == 1 else taken[i] for i, n in enumerate(left)]
+
     return compare(
         answer,
         right,
         cases=[
+            ([30, 20, 1], 64),
             ([40, 70, 1], 64),
             ([300, 1, 1], 64),
             ([1, 20, 500, 1], 128),
@@ -255,6 +297,8 @@ def share_budget(answer):
                 1 if n == 1 else taken
                 for n, taken in zip(left, in_turn(decodes_first)([n * (n > 1) for n in left], budget), strict=True)
             ],
+            "only one prompt is read; what is left of the budget goes to the next": first_prompt_only,
+            "those that decode count too: when the budget is used up, the others wait": all_decodes,
         },
     )
 

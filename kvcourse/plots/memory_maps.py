@@ -120,26 +120,23 @@ def _slot_lines(ax, column: int, row: int, block_size: int) -> None:
 
 @drawing
 def address_maps(maps: dict, refused: dict | None = None):
-    """Memory over time, one picture for each way: `{title: (slots, steps) whole numbers}`.
+    """Memory over time, one picture for each way: `{title: serving.waste.Addresses}`.
 
-    A number i from 0 on is a token of text i, -2 - i a slot reserved for text i that holds none yet, and -1 a free
-    slot. `refused` marks for each title the steps in which a text could not be placed.
+    `refused` marks for each title the steps in which a text could not be placed.
     """
     fig, axes = new_figure(1, len(maps), size=(5.7 * len(maps), 4.6), squeeze=False, sharey=True)
-    last = max(np.shape(slots)[1] for slots in maps.values())
-    for ax, (title, slots) in zip(axes[0], maps.items(), strict=True):
-        slots = np.asarray(slots)
-        ax.imshow(
-            _painted(slots), aspect="auto", interpolation="nearest", extent=(0, slots.shape[1], slots.shape[0], 0)
-        )
-        steps = (refused or {}).get(title, [])
-        if len(steps):
-            marks = ax.plot(np.asarray(steps) + 0.5, [-0.03 * slots.shape[0]] * len(steps), "v", color="black")[0]
+    longest = max(addresses.owner.shape[1] for addresses in maps.values())
+    for ax, (title, addresses) in zip(axes[0], maps.items(), strict=True):
+        slots, steps = addresses.owner.shape
+        ax.imshow(_painted(addresses), aspect="auto", interpolation="nearest", extent=(0, steps, slots, 0))
+        waited = (refused or {}).get(title, [])
+        if len(waited):
+            marks = ax.plot(np.asarray(waited) + 0.5, [-0.03 * slots] * len(waited), "v", color="black")[0]
             marks.set(clip_on=False, markersize=6)
-        ax.set(xlabel="step", xlim=(0, last))
-        ax.axvline(slots.shape[1], color="black", linewidth=1.2)
+        ax.set(xlabel="step", xlim=(0, longest))
+        ax.axvline(steps, color="black", linewidth=1.2)
         ax.grid(visible=False)
-        ax.set_title(f"{title}: {slots.shape[1]} steps", fontsize=13, pad=14)
+        ax.set_title(f"{title}: {steps} steps", fontsize=13, pad=14)
     axes[0, 0].set_ylabel("slot of the memory")
     handles = [
         Patch(facecolor=TEXTS[0], label="holds a token (a color for each text)"),
@@ -150,14 +147,13 @@ def address_maps(maps: dict, refused: dict | None = None):
     return fig
 
 
-def _painted(slots: np.ndarray) -> np.ndarray:
+def _painted(addresses) -> np.ndarray:
     """The RGB picture of `address_maps`."""
-    colors = np.array([to_rgb(color) for color in TEXTS])
-    tints = np.array([_tint(color) for color in TEXTS])
-    image = np.ones((*slots.shape, 3))
-    held, reserved = slots >= 0, slots <= -2
-    image[held] = colors[slots[held] % len(TEXTS)]
-    image[reserved] = tints[(-2 - slots[reserved]) % len(TEXTS)]
+    owner, filled = addresses
+    colors = np.array([to_rgb(color) for color in TEXTS])[owner % len(TEXTS)]
+    tints = np.array([_tint(color) for color in TEXTS])[owner % len(TEXTS)]
+    image = np.where(filled[..., None], colors, tints)
+    image[owner < 0] = to_rgb(FREE)
     return image
 
 

@@ -24,7 +24,7 @@ DOING = {  # what a text is doing in a step: color, hatch, words
 
 @drawing
 def memory_shares(shares: dict, cited: dict | None = None):
-    """What the memory reserved for texts holds: `{way: (tokens, used later, never used)}`, shares of 1. `cited` are
+    """What the memory taken for texts holds: `{way: (tokens, used later, never used)}`, shares of 1. `cited` are
     shares of tokens that others have published, `{who: (low, high)}`."""
     cited = cited or {}
     fig, ax = new_figure(size=(10, 1.6 + 0.55 * (len(shares) + len(cited))))
@@ -39,7 +39,7 @@ def memory_shares(shares: dict, cited: dict | None = None):
         ax.barh(range(len(shares)), part, left=left, color=color, hatch=hatch, edgecolor="white", label=label)
         left += part
     for row, share in enumerate(parts[:, 0]):
-        _note(ax, share, row, f"{share:.1%}", inside=share > 0.2)
+        _note(ax, share, row, f"{share:.1%}", inside=share > 0.1)
     for row, (low, high) in enumerate(cited.values(), start=len(shares)):
         ax.barh(row, high, color="white", edgecolor=COLORS["bound"], linestyle="--")
         ax.barh(row, high - low, left=low, color=COLORS["bound"], alpha=0.5)
@@ -48,7 +48,7 @@ def memory_shares(shares: dict, cited: dict | None = None):
     ax.invert_yaxis()
     ax.set_xlim(0, 1)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    ax.set_xlabel("share of the memory that texts have reserved, over time")
+    ax.set_xlabel("share of the memory that texts have taken, over time")
     ax.grid(axis="y", visible=False)
     fig.legend(loc="outside lower center", ncols=3)
     return fig
@@ -87,7 +87,7 @@ def who_runs(charts: dict, unit: str = "step"):
         for what, (color, hatch, words) in DOING.items()
         if what in seen
     ]
-    fig.legend(handles=handles, loc="outside lower center", ncols=min(3, len(handles)))
+    fig.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return fig
 
 
@@ -101,16 +101,18 @@ def load_curves(rates, curves: dict, offered=None):
     fig, (made, first, gaps) = new_figure(1, 3, size=(13, 4.9))
     if offered is not None:
         made.plot(rates, offered, ":", color=COLORS["bound"], label="asked for")
-    for (name, curve), (color, marker, dash) in zip(curves.items(), LOOKS, strict=False):
-        made.plot(rates, curve["throughput"], dash, marker=marker, color=color, label=name)
+    sizes = (13, 9, 6, 4)  # a mark that lies on another one is smaller, so both are seen
+    for (name, curve), (color, marker, dash), size in zip(curves.items(), LOOKS, sizes, strict=False):
+        made.plot(rates, curve["throughput"], dash, marker=marker, color=color, label=name, markersize=size)
         for ax, what in ((first, "ttft"), (gaps, "itl")):
             for i, seconds in enumerate(curve[what].values()):
-                ax.plot(rates, 1e3 * np.asarray(seconds), dash, marker=marker, color=color, alpha=1 if i else 0.45)
+                face = color if i else "white"
+                ax.plot(rates, seconds, dash, marker=marker, color=color, markerfacecolor=face, markersize=size)
     percentiles = next(iter(curves.values()))["ttft"]
-    shown = ", ".join(f"{look}: p{p}" for look, p in zip(("faint", "full"), percentiles, strict=False))
+    shown = ", ".join(f"{look}: p{p}" for look, p in zip(("hollow", "full"), percentiles, strict=False))
     made.set_ylim(0, None)
     made.set_title("Tokens a second", fontsize=13)
-    for ax, title in ((first, "Time to first token, ms"), (gaps, "Time between tokens, ms")):
+    for ax, title in ((first, "Time to first token, s"), (gaps, "Time between tokens, s")):
         ax.set_yscale("log")
         ax.set_title(f"{title} (log scale)\n{shown}", fontsize=13)
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -118,7 +120,7 @@ def load_curves(rates, curves: dict, offered=None):
         ax.minorticks_off()
     for ax in (made, first, gaps):
         ax.set_xlabel("requests that come in a second")
-    fig.legend(loc="outside lower center", ncols=3)
+    fig.legend(loc="outside lower center", ncols=len(curves) + 1)
     return fig
 
 
@@ -127,7 +129,7 @@ def chunked_prefill(gaps: dict, ttft: dict):
     """What a long prompt does to those who are reading, by token budget of a step.
 
     `gaps` is `{budget: (when, seconds)}`: the gaps of the readers and when each ended, counted from the arrival of the
-    long prompt; `ttft` is `{budget: seconds until its first token}`.
+    long prompt; the longest of a budget is one from then on. `ttft` is `{budget: seconds until its first token}`.
     """
     fig, (trace, trade) = new_figure(1, 2, size=(12, 4.8), width_ratios=(1.25, 1))
     shown = [min(gaps), max(gaps)] if len(gaps) > 1 else list(gaps)
@@ -139,7 +141,7 @@ def chunked_prefill(gaps: dict, ttft: dict):
     trace.set_title("The gaps of those who read", fontsize=13)
     trace.legend(loc="upper right")
     budgets = sorted(gaps)
-    longest = [1e3 * max(gaps[budget][1]) for budget in budgets]
+    longest = [1e3 * max(gap for t, gap in zip(*gaps[budget], strict=True) if t >= 0) for budget in budgets]
     trade.plot(budgets, longest, "-", marker="o", color=COLORS["decode"], label="longest gap of a reader")
     first = [1e3 * ttft[budget] for budget in budgets]
     trade.plot(budgets, first, "--", marker="D", color=COLORS["prefill"], label="first token of the long prompt")
@@ -159,7 +161,7 @@ def page_sizes(sizes, empty, seconds: dict):
     fig, (left, right) = new_figure(1, 2, size=(11, 4.6))
     left.plot(sizes, empty, "-", marker="o", color=COLORS["blue"])
     left.set_title("Slots that hold no token", fontsize=13)
-    left.set_ylim(0, 1)
+    left.set_ylim(0, max(0.1, 1.2 * max(empty)))
     left.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     for (name, times), (color, marker, dash) in zip(seconds.items(), LOOKS, strict=False):
         right.plot(sizes, 1e3 * np.asarray(times), dash, marker=marker, color=color, label=name)

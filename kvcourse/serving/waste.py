@@ -1,14 +1,21 @@
 """How much of the memory set aside for keys and values holds any: three ways of reserving a maximum, and pages.
 
 The comparison is that of PagedAttention (Kwon et al. 2023, sections 3.1 and 6.1), where systems that reserve had keys
-and values in 20 % to 38 % of their memory, and pages in 96 % (figure 2).
+and values in 20 % to 38 % of their memory, and pages in 96 % (figure 2). `in_pieces` and `in_pages` look at the memory
+itself, slot by slot: there are the holes between texts, too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from kvcourse.require import require_whole
+from kvcourse.serving.snapshot import Snapshot
 from kvcourse.serving.workload import Arrival, whole_lengths
+
+FREE = -1  # the owner of a slot that nobody has
 
 
 @dataclass(frozen=True)
@@ -52,3 +59,77 @@ def reserved(arrivals: list[Arrival], max_len: int, block_size: int = 16) -> Res
         known=over_lives(lambda p, n, step: p + n - 1),
         pages=over_lives(lambda p, n, step: -(-(p + step) // block_size) * block_size),
     )
+
+
+class Addresses(NamedTuple):
+    """Memory over time, arrays `(slots, steps)`, as it is after each step, when those who have ended have left."""
+
+    owner: np.ndarray  # the number of the text that has the slot, or FREE
+    filled: np.ndarray  # whether it holds a token
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Of all slots over all steps, how many hold a token, are reserved and hold none, and are free; sums to 1."""
+        tokens, free = float(self.filled.mean()), float((self.owner == FREE).mean())
+        return tokens, 1 - tokens - free, free
+
+
+def in_pieces(lengths: Iterable[tuple[int, int]], slots: int) -> tuple[Addresses, list[int]]:
+    """Each text gets all slots that it will need in one piece, at the first place where they fit, and in its turn.
+
+    `lengths` are pairs (prompt, answer); all texts wait from the start. Also returns the steps in which the next one
+    found enough free slots, but not in one piece. Raises `ValueError` when a text does not fit in `slots`.
+    """
+    lengths, free = list(lengths), np.full(require_whole("slots", slots), True)
+    needs = [prompt + answer - 1 for prompt, answer in lengths]
+    if not lengths or max(needs) > slots:
+        raise ValueError(
+            f"The longest of {len(lengths)} texts holds {max(needs, default=0)} tokens: give 1 to {slots}."
+        )
+    placed: list[tuple[int, int]] = []  # of each text so far: its first slot, its first step
+    refused, step = [], 0
+    while len(placed) < len(lengths):
+        for (place, start), (_, answer), need in zip(placed, lengths, needs, strict=False):
+            if start + answer == step:
+                free[place : place + need] = True
+        while len(placed) < len(lengths) and (place := first_hole(free, needs[len(placed)])) is not None:
+            free[place : place + needs[len(placed)]] = False
+            placed.append((place, step))
+        if len(placed) < len(lengths) and free.sum() >= needs[len(placed)]:
+            refused.append(step)
+        step += 1
+    return _painted(lengths, placed, slots), refused
+
+
+def first_hole(free: np.ndarray, size: int) -> int | None:
+    """The first place with `size` free slots in a row, or None."""
+    run = 0
+    for slot, is_free in enumerate(free):
+        run = run + 1 if is_free else 0
+        if run == size:
+            return slot - size + 1
+    return None
+
+
+def _painted(lengths: list[tuple[int, int]], placed: list[tuple[int, int]], slots: int) -> Addresses:
+    """The addresses of texts with these lengths, placed at (first slot, first step)."""
+    steps = max(start + answer for (_, start), (_, answer) in zip(placed, lengths, strict=True))
+    owner, filled = np.full((slots, steps), FREE), np.full((slots, steps), False)
+    for text, ((place, start), (prompt, answer)) in enumerate(zip(placed, lengths, strict=True)):
+        last = start + answer - 1  # after it the text has its last token, and leaves
+        owner[place : place + prompt + answer - 1, start:last] = text
+        for step in range(start, last):
+            filled[place : place + prompt + step - start, step] = True
+    return Addresses(owner, filled)
+
+
+def in_pages(film: list[Snapshot]) -> Addresses:
+    """The addresses of a pool, from a snapshot after each step; a block that several texts hold is the first one's."""
+    size, shape = film[0].block_size, (len(film[0].blocks) * film[0].block_size, len(film))
+    owner, filled = np.full(shape, FREE), np.full(shape, False)
+    for step, shot in enumerate(film):
+        for number, block in enumerate(shot.blocks):
+            if block.owners:
+                owner[number * size : (number + 1) * size, step] = block.owners[0]
+                filled[number * size : number * size + block.filled, step] = True
+    return Addresses(owner, filled)

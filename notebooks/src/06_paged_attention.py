@@ -19,6 +19,7 @@
 # %% tags=["nbval-ignore-output"]
 import random
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from kvcourse.serving.dry_run import DryEngine, linear_cost
 from kvcourse.serving.replay import replay
 from kvcourse.serving.snapshot import snapshot
 from kvcourse.serving.static import replay_static
-from kvcourse.serving.waste import reserved
+from kvcourse.serving.waste import in_pages, in_pieces, reserved
 from kvcourse.serving.workload import Arrival, mixed_lengths, poisson
 
 checkpoint = "smollm2-135m"  # or your own, with a context of 512 tokens or more
@@ -46,8 +47,9 @@ print(f"{lm.name} on {model.device} in {model.dtype} where time is measured, tin
 # ## Memory that holds nothing
 #
 # A cache is allocated before the text is written, and nobody knows how long an answer gets: the model decides that,
-# token by token. A server that gives each text one piece of memory must give it room for the longest text that it
-# allows. How much of that memory ever holds a token?
+# token by token. Count the memory in **slots**: a slot has room for the keys and values of one token, in all layers. A
+# server that gives each text one piece of memory must give it slots for the longest text that it allows. How many of
+# them ever hold a token?
 #
 # We need a workload. People send prompts of all lengths and get answers of all lengths; most are short, and a few are
 # very long. `mixed_lengths` draws such pairs from a seed.
@@ -118,9 +120,9 @@ kv.results.measure("06.useful_reserved", 100 * by_hand[0], unit="%")
 # Operating systems met this problem in the 1960s. Programs do not get memory in one piece, but in **pages** of one
 # size, and a table says which page of the program lies where. A program sees its pages as if they stood in a row.
 #
-# The cache can be cut in the same way. The memory is one **pool** of blocks of, say, 16 slots; a slot has room for the
-# keys and values of one token, in all layers. A text takes a block when it needs one, any that is free, and writes the
-# number down in its **block table**. Block i of the text holds its tokens from 16 i on.
+# The cache can be cut in the same way. A page of the cache is called a **block**; this notebook uses both words for it.
+# The memory is one **pool** of blocks of, say, 16 slots. A text takes a block when it needs one, any that is free, and
+# writes the number down in its **block table**. Block i of the text holds its tokens from 16 i on.
 #
 # ### Exercise: blocks_for
 #
@@ -181,7 +183,7 @@ kv.plots.show(
 pool = BlockPool(num_blocks=8, block_size=4)
 first, second = BlockTable(pool), BlockTable(pool)
 first.reserve(0, 3)  # afterwards there is room for tokens 0, 1 and 2
-second.reserve(0, 9)
+second.reserve(0, 8)
 first.reserve(3, 6)
 second.free()
 first.reserve(6, 10)
@@ -342,7 +344,7 @@ detour = min(by_way["gather"], by_way["direct"]) / by_way["dense"]
 #
 # Why it matters: a block that is given back too early is written to by somebody else while it is still read. One that
 # is never given back is gone until the server starts again. And one that is given back twice stopped vLLM with "Double
-# free!" where texts shared blocks (its issue 1556).
+# free!" where texts shared blocks and outgrew a sliding window (notebook 05; vLLM's issue 1556).
 #
 # <details><summary>Hint 1</summary>First take 1 off the count of each block, then look at it.</details>
 # <details><summary>Hint 2</summary>A block joins the free list when its count has become 0.</details>
@@ -444,65 +446,25 @@ kv.widgets.explore(draw, step=(0, len(film) - 1, 1, 14))
 # Pages have a second merit, and it is the older one. When texts come and go and each has one piece of memory, holes are
 # left between them. There may be room enough for the next text in all, and nowhere in one piece. This is called
 # *external fragmentation*. We let a simple server place texts in one piece of exactly the right size (it is an oracle,
-# it knows the length of every answer) at the first place where they fit.
+# it knows the length of every answer) at the first place where they fit. `in_pieces` plays that server. Beside it, the
+# same memory in pages. We look at both after each step, when those who have their last token have left.
 
 # %%
-memory_slots = 512
-queue = mixed_lengths(60, seed=2, prompt=40, answer=24, longest=90)
-
-
-def find_hole(memory, size):
-    """The first place with `size` free slots in a row, or None."""
-    run = 0
-    for slot, owner in enumerate(memory):
-        run = run + 1 if owner == -1 else 0
-        if run == size:
-            return slot - size + 1
-    return None
-
-
-# %%
-def in_pieces(queue):
-    """Memory after each step, and in which steps the next text had room enough, but not in one piece."""
-    memory, history, refused, running, waiting = np.full(memory_slots, -1), [], [], {}, list(enumerate(queue))
-    while waiting or running:
-        while waiting:
-            text, (p, n) = waiting[0]
-            place = find_hole(memory, p + n - 1)
-            if place is None:
-                if (memory == -1).sum() >= p + n - 1:
-                    refused.append(len(history))
-                break
-            memory[place : place + p + n - 1] = -2 - text  # reserved
-            running[text] = place, p, n
-            waiting.pop(0)
-        for text, (place, p, n) in list(running.items()):
-            memory[place : place + p] = text  # what it holds in this step
-            running[text] = place, p + 1, n - 1
-        history.append(memory.copy())
-        for text, (_, _, left) in list(running.items()):
-            if left == 0:
-                memory[(memory == text) | (memory == -2 - text)] = -1
-                del running[text]
-    return np.array(history).T, refused
-
-
-# %%
-pieces_map, refused = in_pieces(queue)
-arrivals = [Arrival(0, [0] * p, n) for p, n in queue]
+memory_slots, queue = 512, mixed_lengths(60, seed=2, prompt=40, answer=24, longest=90)
+pieces_map, refused = in_pieces(queue, memory_slots)
 dry = DryEngine(memory_slots // 16, 16, prefix_caching=False, max_batch_tokens=memory_slots)
-_, _, pages_film = watch(dry, arrivals)
-pages_map = np.full((memory_slots, len(pages_film)), -1)
-for step, shot in enumerate(pages_film):
-    for number, block in enumerate(shot.blocks):
-        if block.owners:
-            pages_map[number * 16 : (number + 1) * 16, step] = -2 - block.owners[0]
-            pages_map[number * 16 : number * 16 + block.filled, step] = block.owners[0]
+in_paged_memory, _, pages_film = watch(dry, [Arrival(0, [0] * p, n) for p, n in queue])
+pages_map = in_pages(pages_film)
 maps = {"in one piece": pieces_map, "in pages of 16": pages_map}
-filled = {name: (history >= 0).mean() for name, history in maps.items()}
-for name, history in maps.items():
-    print(f"{name:<15} {history.shape[1]} steps, {filled[name]:.0%} of all slots hold a token")
-print(f"in one piece the next text waited in {len(refused)} steps, though there was room enough in all")
+for name, addresses in maps.items():
+    tokens, later, free = (100 * share for share in addresses.shares)
+    print(f"{name:<15} {addresses.owner.shape[1]} steps; of 100 slots {tokens:.0f} hold a token, ", end="")
+    print(f"{later:.0f} wait for one and {free:.0f} are free")
+filled = {name: addresses.shares[0] for name, addresses in maps.items()}
+extra = in_paged_memory.computed_tokens / sum(p + n - 1 for p, n in queue) - 1
+print(f"in one piece, the next text waited in {len(refused)} steps though there was room enough in all")
+again = f"and started again {in_paged_memory.preemptions} times"
+print(f"in pages, texts gave all their blocks back {again}: {extra:.0%} more tokens were computed")
 
 # %% [markdown]
 # `DryEngine` is the engine without the model: the same books and the same scheduler, and every token is a made-up one.
@@ -512,12 +474,15 @@ print(f"in one piece the next text waited in {len(refused)} steps, though there 
 kv.plots.show(
     kv.plots.address_maps(maps, {"in one piece": refused}),
     alt=f"In one piece, texts are bands with light, reserved parts and white holes between; in {len(refused)} steps "
-    "(triangles) a text waited although there was room. In pages hardly a slot is light or white until the end.",
+    "(triangles) a text waited although there was room. In pages texts lie scattered in blocks, less is light or "
+    f"white, and all are done after {pages_map.owner.shape[1]} steps.",
 )
 
 # %% [markdown]
-# In pages any free block is as good as any other, so there are no holes: a text waits only when there are not enough
-# blocks. What remains is the empty part of each last block, *internal* fragmentation, below one block a text.
+# In one piece some slots wait for later tokens of their text, and others are free, many of them in holes. Pages end
+# both kinds: a text has only what it needs now, and any free block is as good as any other, so a text waits only when
+# there are not enough blocks. What remains is the empty part of each last block, *internal* fragmentation, below one
+# block a text. In return some texts had to give their blocks back and start again; the section after the next says why.
 #
 # ## Three answers to one question
 #
@@ -570,19 +535,21 @@ kv.results.predict("06.copies", my_guess, question=asked)
 question, wanted, options = story[:23], 12, {"temperature": 0.8, "seed": 3}
 engine = kv.Engine(tiny.model, num_blocks=24, block_size=4, prefix_caching=False)
 samples = engine.submit_samples(question, 3, wanted, **options)
-sampled_film = []
+sampled_film, in_use = [], []
 while engine.unfinished:
     engine.step()
     sampled_film.append(snapshot(engine.scheduler))
+    in_use.append(engine.plan.used_blocks)  # while the step ran; after it, who has ended has left
 kv.results.measure("06.copies", engine.stats.copied_blocks)
-most = max(shot.used for shot in sampled_film)
-apart = 3 * books.blocks_for(len(question) + wanted - 1)  # blocks of 4, too
-print(f"at most {most} blocks at once; three texts that share nothing would hold {apart}")
+most, shared, each = max(in_use), len(question) // 4, books.blocks_for(len(question) + wanted - 1)  # blocks of 4, too
+assert most == shared + 3 * (each - shared)
+print(f"at most {most} blocks at once, {shared} shared and 3 x {each - shared} of their own; ", end="")
+apart = 3 * each
+print(f"three texts that share nothing would hold {apart}")
 
 # %% [markdown]
-# Three hold the block, two copy it. Then it belongs to the third alone, which writes to it as it is. Here is the moment
-# after the copies, with the five full blocks of the prompt held three times. And do the three disturb each other? Each
-# answer must be the one that the same question and the same seed give alone:
+# The first answer keeps the block; each of the others copies it before it writes. And do the three disturb each other?
+# Each must be the answer that the same question and the same seed give alone. Answer i draws with seed 3 + i:
 
 # %%
 alone = [kv.generate(tiny.model, question, wanted, temperature=0.8, seed=3 + i).ids for i in range(3)]
@@ -590,6 +557,11 @@ undisturbed = [engine.results[id].ids for id in samples] == alone
 print(f"each answer as if it were alone: {undisturbed}")
 for ids in alone:
     print(f"  ...{tiny.decode(question[-5:])}|{tiny.decode(ids)}")
+
+# %% [markdown]
+# Here is the moment after the copies, with the five full blocks of the prompt held three times. Text 0 is one token
+# ahead: the others share what it has computed, and read only the last token of the prompt once more, for scores of
+# their own.
 
 # %%
 shot = next(shot for shot in sampled_film if len(shot.running) == 3)
@@ -616,7 +588,7 @@ solo = [kv.generate(tiny.model, a.prompt, a.max_new_tokens).ids for a in arrival
 as_alone = [one.ids for one in played.served] == solo
 needed = sum(len(a.prompt) + a.max_new_tokens - 1 for a in arrivals)
 recomputed = played.computed_tokens / needed - 1
-print(f"{played.preemptions} preemptions; {played.computed_tokens} tokens computed where {needed} would have done")
+print(f"preemptions: {played.preemptions}; {played.computed_tokens} tokens computed where {needed} would have done")
 print(f"every text has the tokens that it gets alone: {as_alone}")
 
 
@@ -664,8 +636,14 @@ except ValueError as error:
 #
 # What was the gain? Reserving is a special case of pages: pages as large as the longest text, of which each text takes
 # one. So the same engine can play both. The pool has 4,096 slots, once in 8 pages of 512, once in 256 pages of 16. A
-# hundred and fifty requests wait at its door.
-#
+# hundred and fifty requests wait at its door:
+
+# %%
+crowd = mixed_lengths(150, seed=0, prompt=48, answer=32, longest=256)
+per_prompt, per_answer = (statistics.mean(numbers) for numbers in zip(*crowd, strict=True))
+print(f"on average a prompt of {per_prompt:.0f} tokens and an answer of {per_answer:.0f}")
+
+# %% [markdown]
 # **Predict.** How many times as many texts run at once, at most?
 
 # %%
@@ -674,7 +652,6 @@ asked = "The same memory in pages of 16 instead of whole texts: how many times a
 kv.results.predict("06.texts_at_once", my_guess, unit="times", question=asked)
 
 # %%
-crowd = mixed_lengths(150, seed=0, prompt=48, answer=32, longest=256)
 cuts = {"reserved: 8 pages of 512": (8, 512), "256 pages of 16": (256, 16)}
 running = {}
 for name, (num_blocks, block_size) in cuts.items():
@@ -693,7 +670,9 @@ kv.plots.show(
 )
 
 # %% [markdown]
-# It has a price, printed above: some texts were let in, did not fit when all had grown, and had to be computed again.
+# The line of the pages starts low and climbs: a step takes a limited number of tokens (512 here), so not all can enter
+# in the first. And the gain has a price, printed above: some texts were let in, did not fit when all had grown, and had
+# to be computed again.
 #
 # ## Static and continuous batching
 #
@@ -764,8 +743,9 @@ in_steps = [len(by_clock[name].ticks) for name in ("static, 8 places", "continuo
 kv.results.measure("06.continuous_speed", gain, unit="times", bound=in_steps[0] / in_steps[1], note="bound: by steps")
 
 # %% [markdown]
-# The last line is what pages are for: the same memory has room for more texts, and more texts share each pass through
-# the weights.
+# The bound is the ratio of the numbers of steps. Time gains less: a step in which more places are taken, or in which a
+# prompt is read, takes longer. The line with 20 places is what pages are for: the same memory has room for more texts,
+# and more texts share each pass through the weights.
 #
 # ## Under load
 #
@@ -800,19 +780,37 @@ def step_cost(plan):
 
 
 # %% [markdown]
-# Before we believe it, it has to foretell what we have measured by the clock:
+# Before we believe it, it has to foretell what we have measured by the clock. Within about a quarter is good enough to
+# compare servers; do not read single milliseconds from what follows.
 
 # %% tags=["nbval-ignore-output"]
 foretold = {"static, 8 places": replay_static(None, rush, 8, step_cost=step_cost)}
 for name, places in (("continuous, 8 places", 8), ("continuous, 20 places", 20)):
     foretold[name] = replay(DryEngine(128, 16, prefix_caching=False, max_running=places), rush, step_cost)
 for name, played in foretold.items():
-    print(f"{name:<22} foretold {played.throughput:6.1f} tokens a second, measured {speed[name]:6.1f}")
+    print(f"{name:<22} foretold {played.throughput:6.1f} tokens a second, measured {speed[name]:6.1f}: ", end="")
+    print(f"{played.throughput / speed[name]:.2f} times")
 
 # %% [markdown]
 # Now the crowd of above comes at random (Poisson arrivals: the gaps are exponential, as of people who know nothing of
-# each other), at six rates. Three servers with the same memory of 4,096 slots: static batches of 8; continuous, with
-# whole texts reserved; continuous, in pages of 16.
+# each other). 150 random gaps are not exactly as long as they are on average, so we stretch them until the rate is the
+# one asked for:
+
+
+# %%
+drawn = poisson(1, len(crowd), lengths=crowd)
+
+
+def at_rate(rate):
+    """The crowd, coming at random, `rate` a second."""
+    stretch = len(crowd) / rate / drawn[-1].at
+    return [replace(arrival, at=stretch * arrival.at) for arrival in drawn]
+
+
+# %% [markdown]
+# Three servers with the same memory of 4,096 slots: static batches of 8; continuous, with whole texts reserved;
+# continuous, in pages of 16. First all come at once, which shows what each can do at most; then at six rates, up to
+# more than the best can do.
 
 # %% tags=["nbval-ignore-output"]
 servers = {
@@ -821,10 +819,9 @@ servers = {
     "continuous, pages": lambda arrivals: replay(DryEngine(256, 16, prefix_caching=False), arrivals, step_cost),
 }
 in_a_rush = {name: serve(at_once(crowd)) for name, serve in servers.items()}
-per_answer = statistics.mean(n for _, n in crowd)
 capacity = {name: played.throughput / per_answer for name, played in in_a_rush.items()}
-rates = [share * capacity["continuous, pages"] for share in (0.1, 0.3, 0.5, 0.7, 0.9, 1.2)]
-loads = {name: [serve(poisson(rate, 150, lengths=crowd)) for rate in rates] for name, serve in servers.items()}
+rates = [share * capacity["continuous, pages"] for share in (0.1, 0.3, 0.5, 0.7, 1, 1.6)]
+loads = {name: [serve(at_rate(rate)) for rate in rates] for name, serve in servers.items()}
 for name, rate in capacity.items():
     print(f"{name:<23} keeps up to {rate:.2f} requests a second")
 
@@ -850,18 +847,22 @@ kv.plots.show(
 # %% [markdown]
 # Three things to read off.
 #
-# - *Left:* each server makes what it is asked for until it is full. What differs is where that is.
-# - *Middle:* near that point the wait for the first token rises, first for the unlucky (p95), then for half of them.
-#   Beyond it the queue grows as long as people keep coming: the time to first token is time spent in a queue.
-# - *Right:* tokens follow each other more slowly in a fuller server: more texts share each step. That is the price of
-#   throughput, and why a server that promises a speed must turn people away.
+# - *Left:* each server makes what it is asked for until it is full (a little less, as the clock runs until the last
+#   answer is done). What differs is where that is.
+# - *Middle:* where only 8 texts have a place, the wait for the first token rises near that point, and beyond it the
+#   queue grows as long as people keep coming: the time to first token is time spent in a queue. With pages nearly all
+#   are let in at once, so the wait stays short until more is asked for than they can do.
+# - *Right:* they pay here. The more texts share a step, and the more prompts are read in it, the longer everybody waits
+#   for the next token. That is the price of throughput, and why a server that promises a speed must turn people away.
+#   In a static batch no prompt comes between two tokens, so p50 and p95 lie on each other once all batches are full;
+#   and on the p50 of the other server with 8 places, where most steps read no prompt either.
 #
 # ## A long prompt comes in
 #
 # There is one thing that disturbs readers more than company. Somebody sends a long prompt. If it is read in one step,
 # that step takes long, and everybody else's next token comes when it is over. The engine therefore gives each step a
 # **budget** of tokens. Those who decode come first, with one token each; what is left goes to prompts, in pieces. This
-# is **chunked prefill** (Sarathi-Serve, arXiv 2403.02310).
+# is **chunked prefill** (Sarathi, arXiv 2308.16369; in a server, Sarathi-Serve, arXiv 2403.02310).
 #
 # ### Exercise: share_budget
 #
@@ -902,7 +903,7 @@ kv.check.share_budget(share_budget)
 # it with three budgets. In the largest the whole prompt fits.
 #
 # **Predict.** The longest gap that a reader sees: how many times as long is it with the largest budget as with the
-# smallest, 32?
+# smallest, 32? The three measured costs are enough to work it out.
 
 # %%
 my_guess = 5  # PREDICT
@@ -923,7 +924,9 @@ for budget in tqdm(budgets, leave=False):
         when += [came + moment - visitor.at for moment in reader.arrivals[1:]]
         seconds += reader.itl
     gaps[budget], ttft[budget] = (when, seconds), played.served[-1].ttft
-longest_gap = {budget: max(seconds) for budget, (_, seconds) in gaps.items()}
+longest_gap = {  # of those that ended after the long prompt had come
+    budget: max(gap for t, gap in zip(*of_readers, strict=True) if t >= 0) for budget, of_readers in gaps.items()
+}
 
 # %% tags=["nbval-ignore-output"]
 for budget in budgets:
@@ -950,8 +953,8 @@ kv.plots.show(
 # ## How large is a page?
 #
 # The last number. A small page wastes little: half a page for each text. A large one needs a shorter table, and less
-# looking up for a kernel that reads whole pages. Both ends you have seen: a page of one token wastes nothing, and a
-# page as large as the longest text is reserving.
+# looking up for a kernel that reads whole pages. The two ends: a page of one token wastes nothing, and a page as large
+# as the longest text is reserving, as you have seen.
 
 # %% tags=["nbval-ignore-output"]
 page_sizes = [1, 4, 16, 64, 256]
@@ -972,7 +975,9 @@ kv.plots.show(
 )
 
 # %% [markdown]
-# Sixteen is the default of the vLLM paper (section 7.2), found as we have just looked for it, on a GPU. There is a
+# On the left the empty slots grow with the page: half of one for each text. On the right, look at your own curves: is
+# there a size from which on larger pages save no time? The page to choose is about that one, for beyond it a larger
+# page only wastes more. Sixteen is the default of the vLLM paper (section 7.2), found in this way on a GPU. There is a
 # third thing that speaks for small pages: only whole pages can be shared with a text that comes later. That is the
 # matter of the next notebook.
 #
@@ -992,7 +997,7 @@ kv.results.summary("06")
 # - It holds with a condition if one of these is so, for then the likeness ends there: a step through the table took
 #   more than 1.05 times as long as one without (virtual memory is looked up by the processor, and costs a program
 #   nothing that it notices); or a text that lost its pages had to be computed again (there, every page goes and comes
-#   by itself).
+#   by itself; the second is so by the way this engine is built).
 # - Else it holds.
 
 # %% tags=["nbval-ignore-output"]
@@ -1012,7 +1017,7 @@ kv.results.verdict(
     "wrong as said" if not all(likeness) else "holds with a condition" if conditions else "holds",
     f"In pages {useful:.0%} of the memory taken held tokens, where the longest text is reserved {by_hand[0]:.0%}; "
     f"{many / few:.1f} times as many texts ran in the same memory; scattered, sharing and preempted texts got the "
-    "tokens that they get alone." + "".join(f" But {condition}." for condition in conditions),
+    "tokens that they get alone." + f" But {' and '.join(conditions)}." * bool(conditions),
 )
 
 # %% [markdown]
@@ -1036,7 +1041,7 @@ kv.results.verdict(
 # - vLLM today preempts by computing again, as here; its documentation ("Optimization and Tuning") describes chunked
 #   prefill with decodes first and the setting `max_num_batched_tokens`, our budget. NVIDIA's TensorRT-LLM calls
 #   continuous batching "in-flight batching"; its cache is a pool of blocks, too.
-# - Sarathi-Serve (arXiv 2403.02310) worked out chunked prefill and measured what it does to the gaps.
+# - Sarathi-Serve (arXiv 2403.02310) brought chunked prefill to a server and measured what it does to the gaps.
 # - vAttention (arXiv 2405.04437) asks why not let the GPU's own virtual memory do it: memory is reserved in one piece
 #   of *addresses*, and pages are put behind them as the text grows, so any kernel works unchanged.
 # - The copies that a plain cache makes for several answers (Hugging Face Transformers repeats the prompt for each of
