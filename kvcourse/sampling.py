@@ -1,6 +1,7 @@
 """From scores to a token: greedy, or drawn at random with temperature, top-k and top-p."""
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -21,9 +22,9 @@ class Sampler:
     """
 
     def __init__(self, temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None, seed=None):
-        if isinstance(temperature, str) or not 0 <= temperature < float("inf"):
+        if not isinstance(temperature, Real) or not 0 <= temperature < float("inf"):
             raise ValueError(f"temperature={temperature!r} must be 0 (greedy) or a positive number.")
-        if top_p is not None and (isinstance(top_p, str) or not 0 < top_p <= 1):
+        if top_p is not None and (not isinstance(top_p, Real) or not 0 < top_p <= 1):
             raise ValueError(f"top_p={top_p!r} must be greater than 0 and at most 1.")
         self.temperature, self.top_p = temperature, top_p
         self.top_k = None if top_k is None else require_whole("top_k", top_k, least=0)

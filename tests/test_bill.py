@@ -109,3 +109,14 @@ def test_at_measured_rates_the_bill_is_the_rent(num_blocks):
 def test_bad_input_is_refused(bad, message):
     with pytest.raises(ValueError, match=message):
         bad()
+
+
+def test_a_prompt_without_an_answer_is_not_billed():
+    """One request is answered; one is aborted in the queue, and one asked for no token."""
+    dry = DryEngine(20, 4, max_running=1)
+    ids = [dry.submit([1] * 5, 2), dry.submit([2] * 9, 2), dry.submit([3] * 9, 0)]
+    dry.step()
+    dry.abort(ids[1])
+    while dry.unfinished:
+        dry.step()
+    assert usage(dry.results[id] for id in ids) == Usage(5, 0, 2)

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from served_models import MODEL, prompt_of, solo
 
 import kvcourse as kv
+from kvcourse.serving.blocks import BlockTable
 from kvcourse.serving.engine import Engine
+from kvcourse.serving.scheduler import Scheduler
 from kvcourse.serving.served import Served
 
 PROMPTS = [prompt_of(n, seed=n) for n in (5, 9, 14)]
@@ -114,6 +117,7 @@ BAD_REQUESTS = {
     "200 of prompt and 58 new ones need 257 places .* the model's context has room for 256": ([1] * 200, 58, {}),
     "40 tokens of prompt and 3 new .* take 11 blocks of 4, but the pool has 10": ([1] * 40, 3, {}),
     "temperature=-1": ([1], 3, dict(temperature=-1)),
+    "temperature=None": ([1], 3, dict(temperature=None)),
     "top_p=2": ([1], 3, dict(top_p=2)),
     "top_k=-2": ([1], 3, dict(top_k=-2)),
     "seed=-3": ([1], 3, dict(seed=-3)),
@@ -121,6 +125,8 @@ BAD_REQUESTS = {
     "on_token=5": ([1], 3, dict(on_token=5)),
     "id='there' was given": ([1], 3, dict(id="there")),
     "id='gone' was given": ([1], 3, dict(id="gone")),
+    r"id=\[1\] cannot be the key of a dict": ([1], 3, dict(id=[1])),
+    "id=nan is not equal to itself": ([1], 3, dict(id=float("nan"))),
 }
 
 
@@ -145,6 +151,8 @@ def test_samples_have_numbers_for_ids_and_there_is_at_least_one():
         engine.submit_samples([1], 2, 3, id="mine")
     with pytest.raises(ValueError, match="n=0"):
         engine.submit_samples([1], 0, 3)
+    with pytest.raises(TypeError, match="submit_samples has no option 'foo'; it takes seed, temperature"):
+        engine.submit_samples([1], 2, 3, foo=1)
     assert engine.unfinished == 0
     stop = ALONE[0][2]
     engine.submit_samples(iter(PROMPTS[0]), 3, NEW, stop_ids=iter([stop]))
@@ -218,6 +226,21 @@ def test_abort_in_every_state_and_twice(state):
 def test_an_id_that_nobody_knows_is_refused():
     with pytest.raises(ValueError, match="id='mine' is unknown"):
         engine_of().abort("mine")
+    with pytest.raises(ValueError, match=r"id=\[1\] cannot be"):
+        engine_of().abort([1])
+
+
+def test_a_result_is_kept_until_it_is_forgotten():
+    engine = engine_of()
+    ids = [engine.submit([1], 1), engine.submit([1], 1), engine.submit([1], 1, id="mine")]
+    for id in (ids[0], "other"):
+        with pytest.raises(ValueError, match=f"id={id!r} has no result"):
+            engine.forget(id)
+    engine.step()
+    assert engine.forget(ids[0]).id == ids[0]
+    assert list(engine.run()) == list(engine.results) == ids[1:]
+    engine.forget("mine")
+    assert list(engine.results) == ids[1:2] and engine.submit([1], 1, id="mine") == "mine"
 
 
 def test_on_token_hears_each_token_as_it_comes():
@@ -305,36 +328,52 @@ def interrupt_at_line(number):
     return lambda: (sys.settrace(None), lines)[1]
 
 
+SAMPLED = PROMPTS[1][:6]
+DRAWN = [solo(prompt, NEW, **DRAW) for prompt in PROMPTS]
+DRAWN += [solo(SAMPLED, 4, temperature=1.5, seed=3 + i) for i in range(2)]
+
+
+def busy_engine():
+    """An engine with five requests that share and take each other's pages, and what the callbacks of three hear."""
+    engine, heard = engine_of(9), [[] for _ in PROMPTS]
+    for prompt, tokens in zip(PROMPTS, heard, strict=True):
+        engine.submit(prompt, NEW, on_token=tokens.append, **DRAW)
+    engine.submit_samples(SAMPLED, 2, 4, **DRAW)
+    return engine, heard
+
+
 def count_lines():
-    engine = engine_of(9)
-    submit_all(engine, **DRAW)
+    engine, _ = busy_engine()
     stop = interrupt_at_line(0)
     engine.run()
+    assert engine.stats.preemptions > 0 and engine.stats.copied_blocks > 0
     return stop()
+
+
+def answers_of(engine, others=range(5)):
+    """Those of the five requests, after `run`; nothing leaked."""
+    engine.run()
+    assert engine.free_blocks == engine.num_blocks and engine.unfinished == 0
+    return [engine.results[id].ids for id in others]
 
 
 def test_an_interrupt_anywhere_leaves_an_engine_that_goes_on():
     """Ctrl-C at 30 places, spread over all lines that the serving code runs: no token is lost, told twice, or another,
     and no page leaks."""
     lines = count_lines()
-    drawn = [solo(prompt, NEW, **DRAW) for prompt in PROMPTS]
     for number in range(1, lines, lines // 30):
-        engine, heard = engine_of(9), [[] for _ in PROMPTS]
-        for prompt, tokens in zip(PROMPTS, heard, strict=True):
-            engine.submit(prompt, NEW, on_token=tokens.append, **DRAW)
+        engine, heard = busy_engine()
         stop = interrupt_at_line(number)
         try:
             with pytest.raises(KeyboardInterrupt):
                 engine.run()
         finally:
             stop()
-        engine.run()
-        assert [engine.results[id].ids for id in range(3)] == drawn
+        assert answers_of(engine) == DRAWN
         assert all(len(engine.results[id].arrivals) == NEW for id in range(3))
         assert sum(map(len, heard)) >= 3 * NEW - 1  # the interrupt may come between a token and its callback
-        for tokens, alone in zip(heard, drawn, strict=True):
+        for tokens, alone in zip(heard, DRAWN, strict=False):
             assert tokens in [alone] + [alone[:i] + alone[i + 1 :] for i in range(NEW)]
-        assert engine.free_blocks == 9 and engine.unfinished == 0
 
 
 def test_without_recomputing_an_interrupt_leaves_damage(monkeypatch):
@@ -342,6 +381,98 @@ def test_without_recomputing_an_interrupt_leaves_damage(monkeypatch):
     monkeypatch.setattr(Engine, "_recompute_after_an_interrupt", lambda engine: nullcontext())
     with pytest.raises((AssertionError, RuntimeError)):
         test_an_interrupt_anywhere_leaves_an_engine_that_goes_on()
+
+
+def raise_once(monkeypatch, owner, name, after=False, call=1):
+    """At its `call`-th call `owner.name` raises KeyboardInterrupt, in front of its work or `after` it."""
+    work, calls = getattr(owner, name), count(1)
+
+    def interrupted(*parts, **options):
+        strikes = next(calls) == call
+        if strikes and not after:
+            raise KeyboardInterrupt
+        result = work(*parts, **options)
+        if strikes:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize("where", [(Scheduler, "finish"), (Scheduler, "_stop"), (BlockTable, "free")])
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_while_a_source_of_samples_ends(monkeypatch, where, after):
+    engine = engine_of(12, max_running=2)
+    ids = [engine.submit(PROMPTS[0], 12), *engine.submit_samples(PROMPTS[1], 3, 6)]
+    raise_once(monkeypatch, *where, after)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+    assert answers_of(engine, ids) == [solo(PROMPTS[0], 12)] + [ALONE[1][:6]] * 3
+
+
+def test_a_source_whose_abort_is_interrupted_holds_up_nobody(monkeypatch):
+    engine = engine_of(12, max_batch_tokens=4)
+    source, sample = engine.submit_samples(PROMPTS[1], 2, 6)
+    engine.step()
+    raise_once(monkeypatch, Scheduler, "finish")
+    with pytest.raises(KeyboardInterrupt):
+        engine.abort(source)
+    assert answers_of(engine, [sample]) == [ALONE[1][:6]] and engine.results[source].stop_reason == "aborted"
+
+
+@pytest.mark.parametrize("call", [1, 2, 5])
+def test_a_second_interrupt_while_the_engine_begins_anew(monkeypatch, call):
+    engine, _ = busy_engine()
+    engine.step()
+    with monkeypatch.context() as patch:
+        raise_once(patch, kv.Transformer, "head")
+        raise_once(patch, Scheduler, "add", call=call)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    assert answers_of(engine) == DRAWN
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_draw_that_is_interrupted_is_drawn_again(monkeypatch, after):
+    engine, _ = busy_engine()
+    raise_once(monkeypatch, torch, "multinomial", after, call=6)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+    assert answers_of(engine) == DRAWN
+
+
+def test_a_step_of_the_cache_that_was_left_open_spoils_nothing(monkeypatch):
+    """As when an interrupt strikes between its beginning and its first line; it ends when its traceback is dropped."""
+    engine, left = engine_of(attention="gather"), []
+    ids = submit_all(engine)
+    engine.step()
+
+    def leave_open(model, tokens, cache, last_only):
+        left.append(cache.step(cache.next_positions(tokens.shape[1])))
+        left[0].__enter__()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(kv.Transformer, "forward", leave_open)
+        engine.step()
+    for _ in range(3):
+        engine.step()
+    left.pop().gen.close()
+    assert answers_of(engine, ids) == ALONE and engine.packed.attention == "gather"
+
+
+def test_what_the_cache_had_is_forgotten_with_the_pages_unless_a_token_was_made(monkeypatch):
+    engine = engine_of()
+    for _ in range(2):
+        id = engine.submit(PROMPTS[2], 2)
+        with monkeypatch.context() as patch:
+            if id:
+                assert engine.scheduler.prefix.lookup(PROMPTS[2])
+                raise_once(patch, kv.Transformer, "head")
+                with pytest.raises(KeyboardInterrupt):
+                    engine.step()
+        engine.run()
+    assert (engine.results[id].cached_tokens, engine.results[id].preemptions) == (0, 1)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, MemoryError])

@@ -203,6 +203,23 @@ def test_what_follows_an_evicted_block_is_found_again_once_that_is_computed_agai
     assert index.lookup(tokens) == [again.blocks[0], *table.blocks[1:3]]
 
 
+@pytest.mark.parametrize("step", [1, 3, 4, 7])
+def test_the_last_entry_saves_the_way_back_and_changes_nothing(step):
+    """Two equal texts side by side: the second one's blocks are never known, so each way back is to the root."""
+    indexes = [new_index(), new_index()]
+    tokens, known = list(range(20)), None
+    for index, remembers in zip(indexes, (False, True), strict=True):
+        compute(index, tokens[:9])
+        table = BlockTable(index.pool)
+        for start in range(0, 20, step):
+            stop = min(start + step, 20)
+            table.reserve(start, stop)
+            entry = index.publish(tokens, table.blocks, start, stop, known if remembers else None)
+            known = entry if remembers else None
+    assert known.tokens == tuple(tokens[16:]) and known.block == table.blocks[4]
+    assert indexes[0].lookup([*tokens, 0]) == indexes[1].lookup([*tokens, 0]) and len(indexes[1]) == 5
+
+
 def test_blocks_behind_the_window_are_skipped_and_those_after_them_known():
     index = new_index(block_size=2)
     tokens = [1, 1, 2, 2, 3, 3, 0]

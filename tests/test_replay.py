@@ -241,13 +241,95 @@ def test_a_busy_engine_is_refused():
         (lambda: replay_static(None, [request(0.0, 4, 1)], 2), "give a step_cost"),
         (lambda: replay_static(None, [request(0.0, 4, 1)], 0, step_cost=A_SECOND), "batch_size=0"),
         (lambda: replay_static(None, chat(2), 2, step_cost=A_SECOND), "without `after`"),
-        (lambda: engine().submit([], 3), "The prompt is empty"),
+        (lambda: engine().submit([], 3), "is empty"),
+        (lambda: engine().submit([1, 2], -3), "max_new_tokens=-3"),
+        (lambda: engine().submit([1, 2], 2.5), "max_new_tokens=2.5"),
+        (lambda: engine().submit("text", 2), "must be token ids"),
+        (lambda: engine().submit([1, 2], 2, on_token=5), "on_token=5"),
+        (lambda: engine().forget(7), "id 7 has ended"),
         (lambda: engine().abort(7), "No request has the id 7"),
     ],
 )
 def test_bad_input_is_refused(bad, message):
     with pytest.raises(ValueError, match=message):
         bad()
+
+
+BAD_TRACES = {
+    "at of arrival 0=nan": Arrival(float("nan"), [1], 2),
+    "at of arrival 0=inf": Arrival(float("inf"), [1], 2),
+    "at of arrival 0=-5.0": Arrival(-5.0, [1], 2),
+    "at of arrival 0='1'": Arrival("1", [1], 2),
+    "after of arrival 0='0'": Arrival(0.0, [1], 2, after="0"),
+    "prompt of arrival 0 is empty": Arrival(0.0, [], 2),
+    "prompt of arrival 0 must be a list of token ids": Arrival(0.0, ["text"], 2),
+    "Item 0 of the trace must be an Arrival": (0.0, [1], 2),
+}
+
+
+@pytest.mark.parametrize("message", BAD_TRACES)
+@pytest.mark.parametrize("play", [replay, lambda none, *rest: replay_static(None, rest[0], 2, step_cost=rest[1])])
+def test_a_trace_that_cannot_be_played_is_refused_before_any_step(play, message):
+    plans = []
+    with pytest.raises(ValueError, match=message):
+        play(engine(), [BAD_TRACES[message]], lambda plan: plans.append(plan) or 1.0)
+    assert plans == []
+
+
+def test_a_follower_cannot_come_before_what_it_follows():
+    with pytest.raises(ValueError, match="at of arrival 1=-50.0 must be a number of seconds, at least 0 and finite"):
+        replay(engine(), [request(0.0, 3, 2), request(-50.0, 3, 2, after=0)], A_SECOND)
+
+
+@pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0, None, "1"])
+def test_a_step_takes_a_number_of_seconds(cost):
+    dry, trace = engine(), [request(0.0, 4, 3)]
+    for play in (lambda c: replay(dry, trace, c), lambda c: replay_static(None, trace, 2, step_cost=c)):
+        with pytest.raises(ValueError, match=r"step_cost\(plan\)=.* must be a number of seconds"):
+            play(lambda plan: cost)
+        assert (dry.unfinished, dry.free_blocks) == (0, 64)
+    for_nothing = replay(dry, trace, lambda plan: 0)
+    assert for_nothing.seconds == 0
+    with pytest.raises(ValueError, match="No time passed"):
+        _ = for_nothing.throughput
+
+
+def stop(clock):
+    raise KeyboardInterrupt
+
+
+def test_a_replay_leaves_nothing_in_the_engine_and_takes_nothing_out_of_it():
+    real = Engine(MODEL, num_blocks=32, block_size=4)
+    mine = real.submit([1, 2, 3], 1)
+    real.step()
+    replay(real, TRACE[:2], A_SECOND)
+    with pytest.raises(KeyboardInterrupt):
+        replay(real, TRACE, A_SECOND, on_step=stop)
+    assert list(real.results) == list(real.run()) == [mine] and real.free_blocks == 32
+
+
+@pytest.mark.parametrize("make", [engine, lambda: Engine(MODEL, num_blocks=64, block_size=4)])
+def test_what_on_step_submits_runs_along(make):
+    server, others = make(), []
+    result = replay(
+        server,
+        [request(0.0, 4, 3)],
+        A_SECOND,
+        on_step=lambda clock: clock == 1.0 and others.append(server.submit([5], 4)),
+    )
+    assert result.served[0].arrivals == [1.0, 2.0, 3.0] and len(result.served) == 1
+    assert list(server.results) == others and len(server.results[others[0]].ids) == 4
+
+
+@pytest.mark.parametrize("make", [engine, lambda: Engine(MODEL, num_blocks=64, block_size=4)])
+def test_no_tokens_and_callbacks_that_abort_are_as_with_a_model(make):
+    server, heard = make(), []
+    ids = [server.submit([1, 2], 0), server.submit([1, 2], 5, on_token=lambda token: [server.abort(i) for i in (1, 2)])]
+    ids.append(server.submit([1, 2], 3, on_token=heard.append))
+    assert server.unfinished == 2 and server.results[ids[0]].ids == []
+    assert server.step() == ids[1:] and server.unfinished == 0 and heard == []
+    assert [len(server.results[id].ids) for id in ids] == [0, 1, 1]
+    assert [server.results[id].stop_reason for id in ids] == ["length", "aborted", "aborted"]
 
 
 def test_aborting_twice_does_nothing():

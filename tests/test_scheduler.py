@@ -315,7 +315,7 @@ def steady(finished, waiting):
     return scheduler
 
 
-def bytecodes(scheduler, steps=20):
+def bytecodes(scheduler, steps=20, running=8):
     """How many instructions Python runs for so many steps: the same each time, which seconds are not."""
     executed = 0
 
@@ -333,7 +333,7 @@ def bytecodes(scheduler, steps=20):
                 chunk.request.tokens.append(1)
     finally:
         sys.settrace(None)
-    assert len(scheduler.running) == 8
+    assert len(scheduler.running) == running
     return executed
 
 
@@ -346,6 +346,27 @@ def test_the_cost_of_a_step_does_not_grow_with_those_that_wait_or_have_ended(mon
     assert many < 1.02 * few
     monkeypatch.setattr(Scheduler, "_first_waiting", look_at_all)
     assert bytecodes(steady(300, 3000)) > 5 * few
+
+
+def instructions_of_publishing(n_texts, stop, **options):
+    """Instructions that Python runs until texts of equal tokens, decoding side by side, have `stop` tokens."""
+    pool = BlockPool(1000, 4)
+    scheduler = Scheduler(pool, PrefixIndex(pool, IDENTITY), **options)
+    for number in range(n_texts):
+        scheduler.add(Request(number, [1] * 9, 2000))
+    counts = [bytecodes(scheduler, 40, n_texts) for _ in range(stop // 40)]
+    return counts[0 if options else 1], counts[-1]
+
+
+@pytest.mark.parametrize(("n_texts", "options"), [(2, {}), (1, {"window": 1})], ids=["equal texts", "a window of 1"])
+def test_the_cost_of_a_step_does_not_grow_with_the_text(monkeypatch, n_texts, options):
+    """Of two equal texts one's blocks are never known; behind a window smaller than a block there are none left."""
+    early, late = instructions_of_publishing(n_texts, 600, **options)
+    assert late < 1.1 * early
+    publish = PrefixIndex.publish
+    monkeypatch.setattr(PrefixIndex, "publish", lambda index, *parts: publish(index, *parts[:4]))
+    early, late = instructions_of_publishing(n_texts, 600, **options)
+    assert late > 1.3 * early
 
 
 def test_10_000_requests_without_a_model():

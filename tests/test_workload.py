@@ -88,6 +88,9 @@ def test_an_agent_branches_from_each_answer():
         (lambda: chat(0), "turns=0"),
         (lambda: chat(2, system=-1), "system=-1"),
         (lambda: agent_branches(branches=0), "branches=0"),
+        (lambda: chat(2, think=float("nan")), "think=nan must be a number of seconds"),
+        (lambda: chat(2, think=-1.0), "think=-1.0"),
+        (lambda: poisson(float("inf"), 5), "rate=inf"),
         (lambda: whole_lengths([Arrival(0.0, [1], 1, after=0)]), "must be an earlier one"),
     ],
 )

@@ -4,6 +4,9 @@ What the slots hold is the same as in a `DenseCache`; only where they lie differ
 1,000 holds one block of 16, and the pool may be smaller than the longest text times the number of rows.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -19,7 +22,8 @@ class PagedCache(Cache):
     """Keys and values of `batch_size` texts in `num_blocks` blocks of `block_size` tokens.
 
     `max_len` defaults to the model's `max_seq_len`, `num_blocks` to what all rows need at that length. `attention` is
-    that of `PackedCache`. Where every layer of the model has a window, blocks that no later token sees are given back.
+    that of `PackedCache`. Where every layer of the model has a window, blocks that a step did not look into any more
+    are given back after it; so whatever the latest step added can be taken back.
 
     A step that finds too few free blocks raises `ValueError` before anything is stored.
     """
@@ -60,13 +64,21 @@ class PagedCache(Cache):
     def nbytes(self) -> int:
         return self.pages.nbytes
 
+    @contextmanager
+    def step(self, positions: Tensor) -> Iterator[Step]:
+        held = self.lengths
+        with super().step(positions) as step:
+            yield step
+        for table, start, length in zip(self.tables, held, self.lengths, strict=True):
+            if length > start:
+                table.release_before(first_seen(self.config, start))
+
     def begin(self, positions: Tensor) -> Step:
         self.check_room(positions)
         counts = (positions >= 0).sum(1).tolist()
         rows = [(t, n, n + new) for t, n, new in zip(self.tables, self.lengths, counts, strict=True) if new]
         try:
             for table, start, stop in rows:
-                table.release_before(first_seen(self.config, start))
                 table.reserve(start, stop)  # no other row holds a block of this one, so there is nothing to copy
         except OutOfBlocks as error:
             raise ValueError(f"{error} Make the PagedCache with a larger num_blocks, or reset() it.") from error

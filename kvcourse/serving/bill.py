@@ -99,9 +99,11 @@ PRICES = {
 def usage(served: Iterable) -> Usage:
     """What answers used: of an `Engine`, `usage(engine.run().values())`; of a replay, `usage(replay.served)`.
 
-    Tokens that were computed a second time after a preemption are the machine's business and are not billed.
+    A prompt counts only with an answer of at least one token: for one that was aborted in the queue, or asked for no
+    token, nothing was delivered. Tokens that were computed a second time after a preemption are the machine's business
+    and are not billed.
     """
-    served = list(served)
+    served = [answer for answer in served if answer.ids]
     cached = sum(answer.cached_tokens for answer in served)
     prompts = sum(answer.prompt_length for answer in served)
     return Usage(prompts - cached, cached, sum(len(answer.ids) for answer in served))

@@ -8,9 +8,9 @@ from collections.abc import Callable, Hashable
 from itertools import count
 
 from kvcourse.serving.blocks import BlockPool
-from kvcourse.serving.engine import Served
 from kvcourse.serving.prefix import Identity, PrefixIndex
 from kvcourse.serving.scheduler import Plan, Request, Scheduler
+from kvcourse.serving.served import Served, check_request
 
 TOKEN = 0  # what every request is answered with, over and over
 
@@ -22,7 +22,12 @@ def linear_cost(per_step: float, per_token: float) -> Callable[[Plan], float]:
 
 
 class DryEngine:
-    """The calls of `Engine` that `replay` needs, with the same arguments but for the model. Raises what that raises."""
+    """The calls of `Engine` that `replay` needs, with the same arguments but for the model.
+
+    It refuses what `Engine` refuses, except what only a model knows to be too much: ids beyond its vocabulary, and
+    texts longer than its context. Nothing is sampled, so there are no options for that; an error in `on_token` is
+    raised.
+    """
 
     def __init__(
         self,
@@ -53,12 +58,15 @@ class DryEngine:
     def submit(
         self, prompt: list[int], max_new_tokens: int, *, on_token: Callable[[int], None] | None = None
     ) -> Hashable:
-        """A new request; returns its id. Raises `ValueError` when the prompt is empty or the pool too small for it."""
-        if not prompt:
-            raise ValueError("The prompt is empty: a text needs at least one token to go on from.")
-        request = Request(next(self._numbers), list(prompt), max_new_tokens)
-        self.scheduler.add(request)
+        """A new request; returns its id. Raises `ValueError` as `Engine.submit` does."""
+        prompt, max_new_tokens = check_request(prompt, max_new_tokens, on_token, vocab_size=2**63)
+        request = Request(next(self._numbers), prompt, max_new_tokens)
+        self.scheduler.check_fits(request)
         self._open[request.id] = request, on_token
+        if max_new_tokens == 0:
+            self._end(request.id, "length")
+        else:
+            self.scheduler.add(request)
         return request.id
 
     def abort(self, id: Hashable) -> bool:
@@ -70,20 +78,27 @@ class DryEngine:
             raise ValueError(f"No request has the id {id!r}.")
         return False
 
+    def forget(self, id: Hashable) -> Served:
+        """Take the result of a request that has ended out of `results`, and return it."""
+        if id not in self.results:
+            raise ValueError(f"No request with the id {id!r} has ended.")
+        return self.results.pop(id)
+
     def step(self) -> list[Hashable]:
         """One step, with nothing computed in it; returns the ids of those who got a token."""
         self.plan = self.scheduler.schedule()
-        ending = [chunk.request for chunk in self.plan.chunks if chunk.ends]
+        ending = [self._open[chunk.request.id] for chunk in self.plan.chunks if chunk.ends]
         for chunk in self.plan.chunks:
             self.scheduler.advance(chunk)
-        for request in ending:
+        for request, _ in ending:
             request.tokens.append(TOKEN)
-            on_token = self._open[request.id][1]
-            if on_token is not None:
-                on_token(TOKEN)
             if len(request.tokens) == request.prompt_length + request.max_new_tokens:
                 self._end(request.id, "length")
-        return [request.id for request in ending]
+        for request, on_token in ending:
+            ended = self.results.get(request.id)
+            if on_token is not None and (ended is None or ended.stop_reason == "length"):
+                on_token(TOKEN)
+        return [request.id for request, _ in ending]
 
     def _end(self, id: Hashable, stop_reason: str) -> None:
         request, _ = self._open.pop(id)

@@ -21,8 +21,10 @@ from kvcourse.sampling import Sampler
 from kvcourse.serving.blocks import BlockPool
 from kvcourse.serving.prefix import Identity, PrefixIndex
 from kvcourse.serving.scheduler import Plan, Scheduler
-from kvcourse.serving.served import Served, Stats, Text
-from kvcourse.texts import Prompt, as_ids, as_prompts, check_room
+from kvcourse.serving.served import Served, Stats, Text, check_request, require_id
+from kvcourse.texts import Prompt, as_ids, check_room
+
+SAMPLE_OPTIONS = ("temperature", "top_k", "top_p", "stop_ids", "on_token")  # those of submit that samples share
 
 
 class Engine:
@@ -38,6 +40,8 @@ class Engine:
 
     An interrupt (KeyboardInterrupt) or an error in the middle of a step leaves the engine usable: tokens chosen so far
     are kept, all pages are forgotten, and whoever was running is computed again. Recomputing undoes everything.
+
+    One thread steps, and only that one submits and aborts; callbacks run in it, and may do all of this.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Engine:
         self._since_run: dict[Hashable, Served] = {}
         self._untold: deque[tuple[Text, int]] = deque()
         self._ids = count()
+        self._damaged = False  # an interrupt struck in the middle of beginning anew
 
     @property
     def unfinished(self) -> int:
@@ -91,8 +96,10 @@ class Engine:
         stop_ids: Iterable[int] | None = None,
         on_token: Callable[[int], None] | None = None,
     ) -> Hashable:
-        """Ask for `max_new_tokens` tokens after `prompt`; returns the request's id, a new number if none is given.
+        """Ask for `max_new_tokens` tokens after `prompt`; returns the request's id.
 
+        `id` is anything that can be the key of a dict. Without one it is a number that no request has or had, given or
+        not: so do not count your own ids where others are left to the engine; a number it has given out is taken.
         Options are those of `generate`. `on_token(token)` is called as each token arrives; when it raises an exception,
         this request ends with that `error`, and the others go on. Raises `ValueError` at once when something is out of
         range, or the request does not fit the model's context or all pages together.
@@ -103,12 +110,18 @@ class Engine:
         return text.id
 
     def submit_samples(self, prompt: Prompt, n: int, max_new_tokens: int, *, seed=None, **options) -> list[Hashable]:
-        """Ask for `n` answers to one prompt, which is computed once: they share its pages. Returns their ids.
+        """Ask for `n` answers to one prompt. Returns their ids.
 
-        Options are those of `submit` but `id`; sample i draws with `seed + i`.
+        The prompt is computed once for all samples that are let in while the first one runs: they share its pages, and
+        compute the last token of the prompt again. Later ones, as with `max_running` below `n` or one new token each,
+        find what the prefix cache has of it: its full blocks at most. Options are those of `submit` but `id`; sample i
+        draws with `seed + i`.
         """
         if "id" in options:
             raise ValueError("submit_samples gives each sample a number as its id: leave id out.")
+        if unknown := options.keys() - SAMPLE_OPTIONS:
+            allowed = ", ".join(SAMPLE_OPTIONS)
+            raise TypeError(f"submit_samples has no option {min(unknown)!r}; it takes seed, {allowed}.")
         n = require_whole("n", n)
         seeds = [None] * n if seed is None else [require_whole("seed", seed, least=0) + i for i in range(n)]
         first = self._make_text(prompt, max_new_tokens, None, seed=seeds[0], **options)
@@ -122,13 +135,21 @@ class Engine:
     def abort(self, id: Hashable) -> bool:
         """End a request now, whatever its state, and free its pages; what was made so far is its result. False when it
         had ended already. Raises `ValueError` for an id that was never submitted."""
+        if not self._known(id):
+            raise ValueError(f"id={id!r} is unknown: abort takes an id that submit has returned.")
         if id in self._texts:
             with self._recompute_after_an_interrupt():
                 self._end(self._texts[id], "aborted")
             return True
-        if id not in self.results:
-            raise ValueError(f"id={id!r} is unknown: abort takes an id that submit has returned.")
         return False
+
+    def forget(self, id: Hashable) -> Served:
+        """Take the result of a request that has ended out of `results`, and return it: they are kept until then, so
+        whoever serves for long forgets. The id may be given again. Raises `ValueError` when there is no such result."""
+        if not self._known(id) or id not in self.results:
+            raise ValueError(f"id={id!r} has no result: forget takes the id of a request that has ended.")
+        self._since_run.pop(id, None)
+        return self.results.pop(id)
 
     def step(self) -> list[Hashable]:
         """Run one forward pass, and return the ids of the requests that got a token by it."""
@@ -139,7 +160,7 @@ class Engine:
         return served
 
     def run(self) -> dict[Hashable, Served]:
-        """Step until nothing is left to do; returns what has ended since the last `run`, by id."""
+        """Step until nothing is left to do; returns what has ended since the last `run`, by id. `results` keeps it."""
         while self._texts or self._untold:
             self.step()
         ended, self._since_run = self._since_run, {}
@@ -159,31 +180,30 @@ class Engine:
     ) -> Text:
         """The request, checked."""
         vocab_size = self.model.config.vocab_size
-        single, prompts = as_prompts(prompt, vocab_size)
-        if not single:
-            raise ValueError(f"submit takes one prompt, but {len(prompts)} were given: call it once for each.")
-        max_new_tokens = require_whole("max_new_tokens", max_new_tokens, least=0)
-        check_room(self.model, prompts, max_new_tokens, None)
-        if on_token is not None and not callable(on_token):
-            raise ValueError(f"on_token={on_token!r} must be a function that takes a token id, or None.")
+        prompt, max_new_tokens = check_request(prompt, max_new_tokens, on_token, vocab_size)
+        check_room(self.model, [prompt], max_new_tokens, None)
         if id is None:
             id = next(number for number in self._ids if not self._known(number))
         elif self._known(id):
-            raise ValueError(f"id={id!r} was given to a request before: each needs one of its own.")
+            raise ValueError(
+                f"id={id!r} was given to a request before, perhaps to one without: each needs one of its own."
+            )
         text = Text(
             id,
-            prompts[0],
+            prompt,
             max_new_tokens,
             sampler=Sampler(temperature, top_k, top_p, seed),
             stop_ids=as_ids("stop_ids", () if stop_ids is None else stop_ids, vocab_size),
             on_token=on_token,
             submitted=self.clock.read(),
-            served=Served(prompt_length=len(prompts[0]), id=id),
+            served=Served(prompt_length=len(prompt), id=id),
         )
         self.scheduler.check_fits(text)
         return text
 
     def _known(self, id: Hashable) -> bool:
+        """Whether a request has this id, or had it. Raises `ValueError` for what can be no id."""
+        require_id(id)
         return id in self._texts or id in self.results
 
     def _add(self, text: Text) -> None:
@@ -213,9 +233,14 @@ class Engine:
 
     def _choose(self, text: Text, scores: Tensor) -> bool:
         """Choose the next token of `text` from scores `(vocab_size,)`; False, and its end, when they are no numbers."""
+        made, state = text.made, text.sampler.generator.get_state()
         try:
             text.tokens.append(text.sampler(scores))  # kept at once: an interrupt must not lose a draw
-        except RuntimeError as error:
+        except BaseException as error:
+            if text.made == made:
+                text.sampler.generator.set_state(state)  # nor leave one out
+            if not isinstance(error, RuntimeError):
+                raise
             self._end(text, "error", error)
             return False
         text.served.arrivals.append(self.clock.read() - text.submitted)
@@ -240,25 +265,36 @@ class Engine:
         served = text.served
         served.ids, served.stop_reason, served.error = text.tokens[text.prompt_length :], reason, error
         served.cached_tokens, served.preemptions = text.cached_tokens, text.preemptions
-        self.results[text.id] = self._since_run[text.id] = served
-        self._texts.pop(text.id, None)
+        self._since_run[text.id] = self.results[text.id] = served
         self.scheduler.finish(text)
+        self._texts.pop(text.id, None)  # last: all that has not ended in every respect is here after an interrupt
 
     @contextmanager
     def _recompute_after_an_interrupt(self) -> Iterator[None]:
-        """If something is raised inside, it may have struck anywhere, so no count of pages can be trusted: begin with
-        free pages, and let all requests that have not ended wait again, in the same order."""
+        """If something is raised inside, it may have struck anywhere, so no count of pages can be trusted: begin anew,
+        and once more if another interrupt strikes while doing so."""
+        if self._damaged:
+            self._begin_anew()
         try:
             yield
         except BaseException:
-            scheduler = self._new_scheduler()
-            for text in list(self._texts.values()):
-                text.restart(self.clock.read())
-                if text.id in self.results:
-                    del self._texts[text.id]
-                elif text.end is not None:
-                    self._end(text, text.end)
-                else:
-                    scheduler.add(text)
-            self.scheduler = scheduler
+            self._damaged = True
+            self._begin_anew()
             raise
+
+    def _begin_anew(self) -> None:
+        """All pages are free, and all requests that have not ended wait again, in the same order."""
+        self.packed.open_step = None  # if a step was left open, it must not clear pages whenever it is ended
+        self.packed = PackedCache(self.pages, self.packed.attention)
+        self.scheduler = self._new_scheduler()
+        for text in list(self._texts.values()):
+            if text.id in self.results:
+                text.state = "finished"
+            text.restart(self.clock.read())
+            if text.state == "finished":
+                del self._texts[text.id]
+            elif text.end is not None:
+                self._end(text, text.end)
+            else:
+                self.scheduler.add(text)
+        self._damaged = False

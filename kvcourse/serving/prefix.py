@@ -57,9 +57,9 @@ class PrefixIndex:
         self.hits = 0
         self._root = Entry(chain(repr(identity).encode(), ()), None, ())
         self._of_block: dict[int, Entry] = {}
-        # An entry lives as long as its block is known or one that follows it is: so there is never a second one for the
-        # same tokens, "the same parent" is a plain `is`, and a block whose parent was evicted is found again as soon as
-        # the parent has been computed again.
+        # An entry lives as long as its block is known, one that follows it is, or a text goes on from it: so there is
+        # never a second one for the same tokens, "the same parent" is a plain `is`, and a block whose parent was
+        # evicted is found again as soon as the parent has been computed again.
         self._entries: WeakValueDictionary[bytes, Entry] = WeakValueDictionary()
         pool.on_reuse = self.forget
 
@@ -88,11 +88,17 @@ class PrefixIndex:
         self.hits += len(blocks) * self.pool.block_size
         return blocks
 
-    def publish(self, tokens: Sequence[int], blocks: Sequence[int | None], start: int, stop: int) -> None:
+    def publish(
+        self, tokens: Sequence[int], blocks: Sequence[int | None], start: int, stop: int, last: Entry | None = None
+    ) -> Entry | None:
         """Tokens `start` to `stop - 1` of a text have just been computed: make known every block that is full now.
 
         `blocks` is the text's table. Contents that another block already holds stay known under that one, and None
         (given back behind a window) is skipped; in both cases the chain goes on to the blocks after it.
+
+        Returns the entry of the last full block, None if there is none yet. Give it as `last` when the same text is
+        published again: without it the way back to a known block is walked, and where blocks are not known under this
+        text's own numbers, that is further for each block that fills.
         """
         size = self.pool.block_size
         if not (0 <= start <= stop <= len(tokens) and stop // size <= len(blocks)):
@@ -100,20 +106,23 @@ class PrefixIndex:
                 f"publish(start={start}, stop={stop}) with {len(tokens)} tokens and {len(blocks)} blocks of {size}: "
                 "start and stop must lie in the text, and every full block in the table."
             )
-        first, last = start // size, stop // size
-        if first == last:
-            return
-        while first > 0 and blocks[first - 1] not in self._of_block:
-            first -= 1
-        entry = self._of_block[blocks[first - 1]] if first else self._root
-        for i in range(first, last):
+        first, full = start // size, stop // size
+        if first == full:
+            return last
+        entry = last
+        if entry is None:
+            while first > 0 and blocks[first - 1] not in self._of_block:
+                first -= 1
+            entry = self._of_block[blocks[first - 1]] if first else self._root
+        for i in range(first, full):
             entry = self._entry(entry, tuple(tokens[i * size : (i + 1) * size]), add=True)
             if entry is None:
-                return  # a colliding key: what was there first stays
+                return None  # a colliding key: what was there first stays
             if entry.block is None and blocks[i] is not None:
                 entry.block = blocks[i]
                 self._of_block[blocks[i]] = entry
                 self.pool.kept.add(blocks[i])
+        return entry
 
     def forget(self, block: int) -> None:
         """The pool calls this as it takes a known block for something else."""

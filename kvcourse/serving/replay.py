@@ -16,7 +16,8 @@ import torch
 from kvcourse.require import require_whole
 from kvcourse.serving.engine import Served
 from kvcourse.serving.scheduler import Plan
-from kvcourse.serving.workload import Arrival, whole_lengths
+from kvcourse.serving.workload import Arrival, require_seconds, whole_lengths
+from kvcourse.texts import as_ids
 
 StepCost = Callable[[Plan], float]
 
@@ -58,7 +59,9 @@ class Replay:
 
     @property
     def throughput(self) -> float:
-        """Output tokens a second, from the first arrival to the last token."""
+        """Output tokens a second, from the first arrival to the last token. Raises `ValueError` if no time passed."""
+        if self.seconds == 0:
+            raise ValueError("No time passed in this replay, so it has no throughput: give a step_cost above 0.")
         return self.output_tokens / self.seconds
 
     def ttft_percentile(self, p: float) -> float:
@@ -106,7 +109,7 @@ class Replay:
             tick.seconds * getattr(tick, kind) / (tick.prefill_tokens + tick.decode_tokens) for tick in self.ticks
         )
         if seconds == 0:
-            raise ValueError(f"No step of this replay had {kind}, so it has no such speed.")
+            raise ValueError(f"No step of this replay had {kind} and took time, so it has no such speed.")
         return seconds
 
 
@@ -131,15 +134,12 @@ class Visitors:
     """The requests of a trace: those still to come, by time, and those that go on from an answer not yet given."""
 
     def __init__(self, arrivals: list[Arrival]):
-        if not arrivals:
-            raise ValueError("The trace is empty: give at least one Arrival.")
-        whole_lengths(arrivals)  # refuses one that goes on from a later one
+        check_trace(arrivals)
         self.arrivals = arrivals
         self.came: dict[int, Visitor] = {}  # by number
         self.to_come: list[tuple[float, int, list[int]]] = []  # a heap: time, number, whole prompt
         self.followers: dict[int, list[int]] = {}
         for number, arrival in enumerate(arrivals):
-            require_whole(f"max_new_tokens of arrival {number}", arrival.max_new_tokens)
             if arrival.after is None:
                 heappush(self.to_come, (arrival.at, number, list(arrival.prompt)))
             else:
@@ -163,15 +163,32 @@ class Visitors:
             heappush(self.to_come, (clock + arrival.at, number, [*visitor.prompt, *visitor.ids, *arrival.prompt]))
 
 
+def check_trace(arrivals: list[Arrival]) -> None:
+    """Raise `ValueError` for a trace that cannot be played: an empty one, times that are no numbers of seconds, prompts
+    that are no token ids or, of a request that stands alone, empty, answers of no token, and answers not yet given."""
+    if not arrivals:
+        raise ValueError("The trace is empty: give at least one Arrival.")
+    for number, arrival in enumerate(arrivals):
+        if not isinstance(arrival, Arrival):
+            raise ValueError(f"Item {number} of the trace must be an Arrival, not {arrival!r}.")
+        require_seconds(f"at of arrival {number}", arrival.at)
+        require_whole(f"max_new_tokens of arrival {number}", arrival.max_new_tokens)
+        if not as_ids(f"the prompt of arrival {number}", arrival.prompt, 2**63) and arrival.after is None:
+            raise ValueError(f"The prompt of arrival {number} is empty: a text needs a token to go on from.")
+    whole_lengths(arrivals)  # refuses one that goes on from a later one
+
+
 def replay(
     engine, arrivals: list[Arrival], step_cost: StepCost | None = None, on_step: Callable[[float], object] | None = None
 ) -> Replay:
     """Play a trace to an `Engine` or a `DryEngine` that has nothing to do; each request gets exactly its tokens.
 
     A step lasts as long as it takes here, or `step_cost(plan)` seconds. `on_step(clock)` is called after each one, for
-    example to keep snapshots: `on_step=lambda clock: film.append(snapshot(engine.scheduler))`. Before you measure, run
-    something: the first steps of a model pay for warming up. Raises `ValueError` when the trace is empty, when the
-    engine is busy, or when it refuses a request; then it keeps none of them.
+    example to keep snapshots: `on_step=lambda clock: film.append(snapshot(engine.scheduler))`. A request that it
+    submits runs along, and is not in the report. Before you measure, run something: the first steps of a model pay for
+    warming up. Raises `ValueError` when there is something wrong with the trace (see `check_trace`), when the engine is
+    busy, or refuses a request, and when a step's cost is no number of seconds. Afterwards the engine has nothing of the
+    trace among its requests and results, however this ends.
     """
     if engine.unfinished:
         raise ValueError(f"The engine still has {engine.unfinished} requests: run() it first, or abort them.")
@@ -185,26 +202,31 @@ def replay(
                 ids[engine.submit(visitor.prompt, visitor.wanted, on_token=visitor.ids.append)] = visitor
             before = perf_counter()
             got_one = engine.step()  # the tokens are on the CPU, so a GPU has finished too
-            seconds = perf_counter() - before if step_cost is None else step_cost(engine.plan)
+            seconds = perf_counter() - before if step_cost is None else seconds_of(engine.plan, step_cost)
             ticks.append(tick(engine.plan, clock, seconds))
             clock += seconds
-            for visitor in map(ids.get, got_one):
+            for visitor in (ids[id] for id in got_one if id in ids):
                 visitor.times.append(clock)
                 if not visitor.waits:
                     visitors.answered(visitor, clock)
             if on_step is not None:
                 on_step(clock)
-    except BaseException:
+        served = [(ids[id], engine.results[id]) for id in sorted(ids, key=lambda id: ids[id].number)]
+    finally:
         for id in ids:
             engine.abort(id)
-        raise
-    served = [(ids[id], engine.results[id]) for id in sorted(ids, key=lambda id: ids[id].number)]
+            engine.forget(id)
     for visitor, answer in served:
         if answer.stop_reason != "length":
             raise RuntimeError(
                 f"Request {visitor.number} of the trace ended early: {answer.stop_reason}."
             ) from answer.error
     return report(served, ticks)
+
+
+def seconds_of(plan: Plan, step_cost: StepCost) -> float:
+    """What a step of `plan` is said to take."""
+    return require_seconds("step_cost(plan)", step_cost(plan))
 
 
 def tick(plan: Plan, start: float, seconds: float) -> Tick:

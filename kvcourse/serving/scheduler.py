@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kvcourse.require import require_whole
 from kvcourse.serving.blocks import BlockPool, BlockTable
-from kvcourse.serving.prefix import PrefixIndex
+from kvcourse.serving.prefix import Entry, PrefixIndex
 
 
 @dataclass(eq=False)
@@ -34,6 +34,7 @@ class Request:
     state: str = field(init=False, default="waiting")  # then "running", "preempted" (waits again), "finished"
     table: BlockTable | None = field(init=False, default=None)  # its pages while it is running
     computed: int = field(init=False, default=0)  # tokens whose keys and values are in them
+    known: Entry | None = field(init=False, default=None)  # its last full block, as the prefix index knows it
     cached_tokens: int = field(init=False, default=0)  # of the prompt, found in pages when it was first admitted
     preemptions: int = field(init=False, default=0)
 
@@ -49,6 +50,10 @@ class Request:
     def room(self) -> int:
         """Tokens its pages hold in the end. The last one made is never fed back, so it needs no place."""
         return self.prompt_length + self.max_new_tokens - 1
+
+    def drop_pages(self) -> None:
+        """Forget the pages, wherever they are now."""
+        self.table, self.computed, self.known = None, 0, None
 
 
 class Chunk(NamedTuple):
@@ -207,7 +212,7 @@ class Scheduler:
         request, start, stop = chunk
         request.computed = stop
         if self.prefix is not None:
-            self.prefix.publish(request.tokens, request.table.blocks, start, stop)
+            request.known = self.prefix.publish(request.tokens, request.table.blocks, start, stop, request.known)
         if self.window is not None:
             # The next query sees one token less; but a sample of this prompt may yet compute its last token again.
             request.table.release_before(max(0, stop - self.window))
@@ -229,7 +234,8 @@ class Scheduler:
 
     def _stop(self, request: Request, state: str) -> None:
         request.table.free()
-        request.table, request.computed, request.state = None, 0, state
+        request.drop_pages()
+        request.state = state
         self.running.remove(request)
 
     def _first_waiting(self) -> Request | None:

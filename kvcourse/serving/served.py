@@ -4,8 +4,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from kvcourse.metrics import Generation
+from kvcourse.require import require_whole
 from kvcourse.sampling import Sampler
 from kvcourse.serving.scheduler import Request
+from kvcourse.texts import Prompt, as_prompts
 
 
 @dataclass
@@ -56,9 +58,34 @@ class Text(Request):
         return "length" if self.made == self.max_new_tokens else None
 
     def restart(self, now: float) -> None:
-        """Forget the pages; a token whose arrival an interrupt kept from being noted arrives `now`."""
-        self.table, self.computed = None, 0
+        """Forget the pages; a token whose arrival an interrupt kept from being noted arrives `now`.
+
+        Before its first token nothing of the prompt's pages was of use: what is found at the next admission counts.
+        """
+        self.drop_pages()
         self.served.arrivals += [now - self.submitted] * (self.made - len(self.served.arrivals))
         if self.state == "running":
-            self.state = "preempted"
+            self.state = "preempted" if self.made else "waiting"
             self.preemptions += 1
+        if not self.made:
+            self.cached_tokens = 0
+
+
+def check_request(prompt: Prompt, max_new_tokens: int, on_token, vocab_size: int) -> tuple[list[int], int]:
+    """The prompt as a list, and `max_new_tokens`; `ValueError` for what no engine can serve."""
+    single, prompts = as_prompts(prompt, vocab_size)
+    if not single:
+        raise ValueError(f"submit takes one prompt, but {len(prompts)} were given: call it once for each.")
+    if on_token is not None and not callable(on_token):
+        raise ValueError(f"on_token={on_token!r} must be a function that takes a token id, or None.")
+    return prompts[0], require_whole("max_new_tokens", max_new_tokens, least=0)
+
+
+def require_id(id) -> None:
+    """Raise `ValueError` for what a dict cannot find again."""
+    try:
+        hash(id)
+    except TypeError as error:
+        raise ValueError(f"id={id!r} cannot be the key of a dict: give a number or a text.") from error
+    if id != id:
+        raise ValueError(f"id={id!r} is not equal to itself, so it would never be found again: give another one.")

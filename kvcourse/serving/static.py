@@ -13,7 +13,7 @@ from kvcourse.model import Transformer
 from kvcourse.require import require_whole
 from kvcourse.serving.dry_run import TOKEN
 from kvcourse.serving.engine import Served
-from kvcourse.serving.replay import Replay, StepCost, Visitor, Visitors, report, tick
+from kvcourse.serving.replay import Replay, StepCost, Visitor, Visitors, report, seconds_of, tick
 from kvcourse.serving.scheduler import Chunk, Plan, Request
 from kvcourse.serving.workload import Arrival
 
@@ -31,14 +31,15 @@ def replay_static(
     Whenever nothing runs, those who have come are taken, at most `batch_size`; with `wait_for_full` a batch waits until
     it is full, or nobody else will come. It is prefilled together, padded to its longest prompt, and decodes until its
     longest answer is done; who has all tokens leaves at once, but its place stays empty and computes on. With a
-    `step_cost`, `model` may be None. Raises `ValueError` for requests that go on from an answer.
+    `step_cost`, `model` may be None. Raises `ValueError` as `replay` does, and for requests that go on from an answer.
     """
+    visitors = Visitors(arrivals)
     if any(arrival.after is not None for arrival in arrivals):
         raise ValueError("Static batching replays requests that stand alone: give a trace without `after`.")
     if model is None and step_cost is None:
         raise ValueError("Without a model there is nothing to measure: give a step_cost.")
     batch_size = require_whole("batch_size", batch_size)
-    visitors, clock, ticks, waiting = Visitors(arrivals), 0.0, [], []
+    clock, ticks, waiting = 0.0, [], []
     while visitors.to_come or waiting:
         enough = batch_size if wait_for_full else 1
         while visitors.to_come and (len(waiting) < enough or visitors.next_time <= clock):
@@ -49,7 +50,7 @@ def replay_static(
         for plan in static_plans(batch):
             before = perf_counter()
             next(steps)
-            seconds = perf_counter() - before if step_cost is None else step_cost(plan)
+            seconds = perf_counter() - before if step_cost is None else seconds_of(plan, step_cost)
             ticks.append(tick(plan, clock, seconds))
             clock += seconds
             for visitor in batch:

@@ -8,7 +8,9 @@ Prompts are random token ids, for a schedule depends on lengths and on what is s
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import log
+from numbers import Real
 from random import Random
+from sys import float_info
 from typing import NamedTuple
 
 from kvcourse.require import require_number, require_whole
@@ -98,6 +100,7 @@ def chat(
     of random ids, or the ids themselves. A conversation's turns follow one another in the list.
     """
     turns, user, answer = (require_whole(*pair) for pair in (("turns", turns), ("user", user), ("answer", answer)))
+    think = require_seconds("think", think)
     random = Random(f"chat {seed}")
     system = shared_beginning(random, system, vocab_size)
     arrivals = []
@@ -145,11 +148,18 @@ def whole_lengths(arrivals: list[Arrival]) -> list[Lengths]:
     for number, arrival in enumerate(arrivals):
         before = 0
         if arrival.after is not None:
-            if not 0 <= arrival.after < number:
+            if require_whole(f"after of arrival {number}", arrival.after, least=0) >= number:
                 raise ValueError(f"Arrival {number} goes on from {arrival.after}, which must be an earlier one.")
             before = sum(whole[arrival.after])
         whole.append(Lengths(before + len(arrival.prompt), arrival.max_new_tokens))
     return whole
+
+
+def require_seconds(name: str, value) -> float:
+    """`value` as a float if it is a finite number of at least 0, else `ValueError` naming it."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= float_info.max:
+        raise ValueError(f"{name}={value!r} must be a number of seconds, at least 0 and finite.")
+    return float(value)
 
 
 def shared_beginning(random: Random, system: int | list[int], vocab_size: int) -> list[int]:
