@@ -117,7 +117,10 @@ def test_measured_perplexity_is_that_of_the_training_loss():
 def test_sentences_that_were_written_right(monkeypatch):
     """Of a text that was cut, the last sentence does not count: here 2 of 3 are right.
     190 of 200 have the score interval 91.0 to 97.3 (Wilson, by hand)."""
-    texts = ["Tom told Mia a story about fame. Tom told Tom a story about fame. Mia wore", "The lamp was in the barn."]
+    texts = [
+        "At school Tom and Mia listened to the cook. At school Tom and Tom listened to the cook. Mia wore",
+        "The lamp was in the barn.",
+    ]
     made = [SimpleNamespace(ids=[5, 7]), SimpleNamespace(ids=[6, 0])]
     monkeypatch.setattr(report, "generate", lambda model, prompts, length, **options: made[: len(prompts)])
     lm = SimpleNamespace(model=None, config=CONFIG, decode=lambda ids: texts[ids[0] - 5])
