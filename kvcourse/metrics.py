@@ -67,9 +67,13 @@ class Generation:
 
     def percentile(self, p: float) -> float | None:
         """The p-th percentile of the gaps, seconds, 0 < p < 100. None below two tokens."""
-        if not 0 < p < 100:
-            raise ValueError(f"percentile {p} must lie between 0 and 100, both excluded.")
-        gaps = self.itl
-        if len(gaps) < 2:
-            return gaps[0] if gaps else None
-        return float(torch.tensor(gaps, dtype=torch.float64).quantile(p / 100))
+        return percentile(self.itl, p)
+
+
+def percentile(values: list[float], p: float) -> float | None:
+    """The p-th percentile, 0 < p < 100, between the two nearest values if it falls there. None without values."""
+    if not 0 < p < 100:
+        raise ValueError(f"percentile {p} must lie between 0 and 100, both excluded.")
+    if not values:
+        return None
+    return float(torch.tensor(values, dtype=torch.float64).quantile(p / 100))

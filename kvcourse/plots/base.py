@@ -47,6 +47,12 @@ COLORS = OKABE_ITO | {
     "bound": "#777777",
     "measured": OKABE_ITO["blue"],
 }
+LOOKS = (  # color, marker, dash of each line of a plot
+    (COLORS["blue"], "o", "-"),
+    (COLORS["vermillion"], "s", "--"),
+    (COLORS["green"], "^", "-."),
+    (COLORS["purple"], "D", ":"),
+)
 STYLE = {
     "figure.figsize": (8, 4.5),
     "figure.dpi": 110,

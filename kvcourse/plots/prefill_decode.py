@@ -4,15 +4,10 @@ import numpy as np
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogFormatter
 
-from kvcourse.plots.base import COLORS, drawing, new_figure, plain_number
+from kvcourse.plots.base import COLORS, LOOKS, drawing, new_figure, plain_number
 from kvcourse.results import format_number
 
 PREFILL, DECODE, BOUND = COLORS["prefill"], COLORS["decode"], COLORS["bound"]
-LOOKS = (  # one for each batch size or kind of row: color, marker, dash
-    (COLORS["blue"], "o", "-"),
-    (COLORS["vermillion"], "s", "--"),
-    (COLORS["green"], "^", "-."),
-)
 
 
 @drawing

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from kvcourse.plots.base import COLORS, drawing, new_figure, plain_number
+from kvcourse.plots.base import COLORS, LOOKS, drawing, new_figure, plain_number
 from kvcourse.results import format_number
 
 FOUND, COMPUTED, OUTPUT = COLORS["green"], COLORS["prefill"], COLORS["decode"]
@@ -14,12 +14,6 @@ KEPT, NOT_KEPT = COLORS["sky"], "white"
 SHARED = "#d0d0d0"  # what belongs to no chat alone
 IN_A_ROW = 16  # tokens of a text
 CHATS = [COLORS[name] for name in ("sky", "yellow", "purple", "orange", "green", "vermillion")]
-LOOKS = (  # color, marker, dash of each line
-    (COLORS["blue"], "o", "-"),
-    (COLORS["vermillion"], "s", "--"),
-    (COLORS["green"], "^", "-."),
-    (COLORS["purple"], "D", ":"),
-)
 
 
 @drawing

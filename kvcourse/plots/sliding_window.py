@@ -5,16 +5,10 @@ from matplotlib.colors import LogNorm
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from kvcourse.plots.base import COLORS, drawing, new_figure, plain_number
+from kvcourse.plots.base import COLORS, LOOKS, drawing, new_figure, plain_number
 from kvcourse.results import format_number
 
 LOCAL, GLOBAL = COLORS["sky"], COLORS["vermillion"]
-LOOKS = (  # color, marker, dash of each line
-    (COLORS["blue"], "o", "-"),
-    (COLORS["vermillion"], "s", "--"),
-    (COLORS["green"], "^", "-."),
-    (COLORS["purple"], "D", ":"),
-)
 
 
 @drawing

@@ -11,11 +11,10 @@ from heapq import heappop, heappush
 from time import perf_counter
 from typing import NamedTuple
 
-import torch
-
+from kvcourse.metrics import percentile
 from kvcourse.require import require_whole
-from kvcourse.serving.engine import Served
 from kvcourse.serving.scheduler import Plan
+from kvcourse.serving.served import Served
 from kvcourse.serving.workload import Arrival, require_seconds, whole_lengths
 from kvcourse.texts import as_ids
 
@@ -240,12 +239,3 @@ def report(served: list[tuple[Visitor, Served]], ticks: list[Tick]) -> Replay:
     """The replay, with the times of the virtual clock put in."""
     timed = [replace(answer, arrivals=[time - visitor.came for time in visitor.times]) for visitor, answer in served]
     return Replay(timed, [visitor.came for visitor, _ in served], ticks)
-
-
-def percentile(values: list[float], p: float) -> float | None:
-    """The p-th percentile, 0 < p < 100, between the two nearest values if it falls there. None without values."""
-    if not 0 < p < 100:
-        raise ValueError(f"percentile {p} must lie between 0 and 100, both excluded.")
-    if not values:
-        return None
-    return float(torch.tensor(values, dtype=torch.float64).quantile(p / 100))

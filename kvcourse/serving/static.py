@@ -12,9 +12,9 @@ from kvcourse.generation import make_cache, pad, prefill
 from kvcourse.model import Transformer
 from kvcourse.require import require_whole
 from kvcourse.serving.dry_run import TOKEN
-from kvcourse.serving.engine import Served
 from kvcourse.serving.replay import Replay, StepCost, Visitor, Visitors, report, seconds_of, tick
 from kvcourse.serving.scheduler import Chunk, Plan, Request
+from kvcourse.serving.served import Served
 from kvcourse.serving.workload import Arrival
 
 
