@@ -81,11 +81,11 @@ class Transformer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.embed_tokens.weight.device
+        return self.norm.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embed_tokens.weight.dtype
+        return self.norm.weight.dtype  # an embedding in a few bits has no weight to ask
 
     def forward(
         self,
@@ -122,8 +122,9 @@ class Transformer(nn.Module):
 
     def head(self, x: Tensor) -> Tensor:
         """x `(B, T, d_model)` -> logits `(B, T, vocab_size)`."""
-        weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return nn.functional.linear(x, weight)
+        if self.lm_head is not None:
+            return self.lm_head(x)
+        return nn.functional.linear(x, self.embed_tokens.weight)
 
     def check_tokens(self, tokens: Tensor) -> Tensor:
         """Tokens as int64 on the model's device; `ValueError` unless they are `(B, T)`, not empty, and every id is in

@@ -1,0 +1,101 @@
+"""Layers of a model whose weight is in memory in a few bits only: `QuantLinear`, and `QuantEmbedding`."""
+
+import torch
+from torch import Tensor, nn
+
+from kvcourse.device import as_dtype
+from kvcourse.quant.kernels import KERNELS, Dequantize
+from kvcourse.quant.tensor import QuantizedTensor
+
+PATHS = ("auto", Dequantize.path, *KERNELS)
+
+
+class QuantLinear(nn.Module):
+    """x W^T + bias with a packed weight W `(out_features, in_features)`, in the place of an `nn.Linear`.
+
+    `path` says how: "int8 kernel", "int4 kernel", "dequantize", or "auto": a kernel where one fits. `.path` is what it
+    came to, and `.reason` one sentence why it is no kernel (else None). `dtype` is that of x and the bias; `.to(...)`
+    changes it, or the device, and looks again for what fits. Scales keep the dtype that they are stored in.
+    Raises `ValueError` for a kernel that was asked for and does not fit, and for a bias of another size.
+    """
+
+    def __init__(self, weight: QuantizedTensor, bias: Tensor | None = None, dtype=torch.float32, path: str = "auto"):
+        super().__init__()
+        if path not in PATHS:
+            raise ValueError(f"path={path!r} must be one of {', '.join(PATHS)}.")
+        self.out_features, self.in_features = weight.shape
+        if bias is not None and bias.shape != (self.out_features,):
+            raise ValueError(f"bias must have shape ({self.out_features},), got {tuple(bias.shape)}.")
+        self.dtype, self.device, self.asked = as_dtype(dtype), weight.codes.device, path
+        self.bias = None if bias is None else nn.Parameter(bias.detach().to(self.device, self.dtype), False)
+        self.keep(weight)
+        if path not in ("auto", self.path):
+            raise ValueError(f'path="{path}" does not fit: {self.reason}')
+
+    def keep(self, weight: QuantizedTensor) -> None:
+        """Hold the weight in the form of the path that fits."""
+        wanted = f"int{weight.grid.bits} kernel" if self.asked == "auto" else self.asked
+        if wanted == Dequantize.path:
+            self.reason = f'path="{wanted}" was asked for.'
+        elif wanted not in KERNELS:
+            self.reason = f"PyTorch has kernels for 4 and 8 bits, not for {weight.grid.bits}."
+        else:
+            self.reason = KERNELS[wanted].misfit(weight, self.dtype)
+        self.weight = (Dequantize if self.reason else KERNELS[wanted])(weight, self.dtype)
+
+    @property
+    def path(self) -> str:
+        """How products are computed."""
+        return self.weight.path
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory really held, the bias included."""
+        return sum(t.untyped_storage().nbytes() for t in (*self.buffers(), *self.parameters()))
+
+    def quantized(self) -> QuantizedTensor:
+        """The weight in the form that is saved."""
+        return self.weight.quantized()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `(..., in_features)` -> `(..., out_features)`."""
+        return self.weight.linear(x, self.bias)
+
+    def _apply(self, fn, recurse: bool = True):
+        """What `.to`, `.cuda`, `.bfloat16` and others call, with what is to be done to each tensor."""
+        changed = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        if self.bias is not None:
+            self.bias = nn.Parameter(fn(self.bias.data), False)
+        if (changed.dtype, changed.device) != (self.dtype, self.device):
+            weight = self.quantized().to(changed.device)
+            self.dtype, self.device = changed.dtype, changed.device
+            self.keep(weight)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, bits={self.weight.grid.bits}, path={self.path!r}"
+
+
+class QuantEmbedding(nn.Module):
+    """In the place of an `nn.Embedding`: rows of a packed weight `(rows, columns)`, dequantized when looked up.
+
+    With a tied head give that head, a `QuantLinear`, in the place of the weight: one weight is then in memory for both,
+    in the form that the head needs, and `dtype` is the head's.
+    """
+
+    def __init__(self, weight: QuantizedTensor | QuantLinear, dtype=torch.float32):
+        super().__init__()
+        self.table = weight if isinstance(weight, QuantLinear) else QuantLinear(weight, None, dtype, Dequantize.path)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory really held; of a tied table, those of the head."""
+        return self.table.nbytes
+
+    def quantized(self) -> QuantizedTensor:
+        """The weight in the form that is saved."""
+        return self.table.quantized()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids of any shape `(...)` -> `(..., columns)`."""
+        return self.table.weight.rows(ids.flatten()).unflatten(0, ids.shape)
