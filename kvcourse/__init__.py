@@ -36,6 +36,7 @@ _HOMES = {
     "load_model": "lm",
     "fetch": "weights.fetch",
     "COURSE_MODELS": "weights.fetch",
+    "write_gguf": "weights.gguf_write",
     "announce_stand_in": "weights.notice",
     "perplexity": "quality",
     "recall": "quality",
@@ -50,9 +51,10 @@ _HOMES = {
     "largest_batch": "capacity",
     "WindowCache": "caches",
     "PagedCache": "caches",
+    "QuantizedCache": "caches",
     "Engine": "serving.engine",
 }
-_MODULES = ("check", "layers", "plots", "results", "widgets")
+_MODULES = ("check", "layers", "plots", "quant", "results", "widgets")
 
 __all__ = [*_HOMES, *_MODULES]
 

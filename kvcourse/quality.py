@@ -5,7 +5,7 @@ far back loses little in it, and much in recall.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from statistics import NormalDist, mean
@@ -14,18 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from kvcourse.caches import Cache
 from kvcourse.config import ModelConfig
 from kvcourse.generation import pad
 from kvcourse.layers import PADDING
 from kvcourse.lm import LM
 from kvcourse.model import Transformer
 from kvcourse.require import require_whole
-from kvcourse.texts import as_ids
+from kvcourse.texts import as_ids, check_room
 from kvcourse.tokenizer import Tokenizer
 from kvcourse.training.stories.probes import Probe, probes
 from kvcourse.weights.shipped import STAND_IN, shipped_folder
 
 AT_ONCE = 2**24  # logits: 64 MB of them in float32
+CHUNK = 32  # tokens that go through a cache at once: as many as a QuantizedCache keeps exact by default
 NO_NUMBERS = "The model's scores are no numbers (NaN): they overflowed, or its weights are damaged."
 
 
@@ -47,7 +49,13 @@ def at_most(name: str, value, most: int, what: str) -> int:
 
 @torch.no_grad()
 def perplexity(
-    model: LM | Transformer, tokens: Tensor | list[int], context: int | None = None, stride: int | None = None
+    model: LM | Transformer,
+    tokens: Tensor | list[int],
+    context: int | None = None,
+    stride: int | None = None,
+    *,
+    cache: Callable[[int], Cache] | None = None,
+    chunk: int | None = None,
 ) -> float:
     """Perplexity of a text: e to the mean negative log likelihood of a token, in nats.
 
@@ -60,10 +68,17 @@ def perplexity(
     tokens before it, or, where there are more than `context`, from at least `context - stride + 1` and at most
     `context` of them: a smaller stride gives each token more of its past, and takes longer.
 
-    Raises `ValueError` for fewer than two tokens, what is no list of token ids of the vocabulary, and a `context` or
-    `stride` out of range; `RuntimeError` when the model's scores are no numbers.
+    The model runs without a cache. To see what a lossy one costs, give a function of the number of texts that makes
+    `cache`: each window then goes through a new one, `chunk` tokens (default: 32) at a time. A step attends to its own
+    tokens, and to those that the cache keeps as they are, exactly, and to older ones as the cache reads them back.
+    Decoding would see them so one token at a time; with a large chunk the loss looks smaller than it is there.
+
+    Raises `ValueError` for fewer than two tokens, what is no list of token ids of the vocabulary, a `context`, `stride`
+    or `chunk` out of range, and a cache of another model or without room; `RuntimeError` when the model's scores are no
+    numbers.
     """
     model = transformer_of(model)
+    chunk = chunk_size(cache, chunk)
     limit = model.config.max_seq_len
     context = at_most("context", limit if context is None else context, limit, "the model's own")
     stride = at_most("stride", (context + 1) // 2 if stride is None else stride, context, "the context")
@@ -75,7 +90,8 @@ def perplexity(
         starts = torch.tensor([start for start, *_ in group])
         for batch in starts.split(max(1, AT_ONCE // (size * model.config.vocab_size))):
             rows = text[batch[:, None] + torch.arange(size + 1)]
-            total += loss(model(rows[:, :-1])[:, -new:], rows[:, -new:])
+            logits = model(rows[:, :-1]) if cache is None else in_steps(model, rows[:, :-1], cache, chunk)
+            total += loss(logits[:, -new:], rows[:, -new:])
     if math.isnan(total):
         raise RuntimeError(NO_NUMBERS)
     mean = total / (len(text) - 1)
@@ -101,6 +117,28 @@ def windows(n: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]
         end = min(start + context, n - 1)
         yield start, end - start, end - scored
         start, scored = start + stride, end
+
+
+def chunk_size(cache: Callable[[int], Cache] | None, chunk: int | None) -> int:
+    """`chunk`, or its default; `ValueError` when it is no number of tokens, or there is no `cache` to go through."""
+    if cache is None and chunk is not None:
+        raise ValueError(f"chunk={chunk!r} says how many tokens go through a cache at a time: give a cache too.")
+    if cache is not None and not callable(cache):
+        raise ValueError(
+            f"cache must be a function that makes a cache for so many texts, got {type(cache).__name__}: "
+            "give lambda batch_size: kv.QuantizedCache(model.config, 4, batch_size=batch_size)."
+        )
+    return require_whole("chunk", CHUNK if chunk is None else chunk)
+
+
+def in_steps(model: Transformer, tokens: Tensor, cache: Callable[[int], Cache], chunk: int) -> Tensor:
+    """Logits `(B, T, V)` of tokens `(B, T)` that go through a new cache, `chunk` of each row at a time."""
+    made = cache(len(tokens))
+    if not isinstance(made, Cache) or made.length:
+        given = f"one that holds {made.length} tokens already" if isinstance(made, Cache) else repr(made)
+        raise ValueError(f"cache must make a new cache each time it is called, but gave {given}.")
+    check_room(model, tokens.tolist(), 0, made)
+    return torch.cat([model(piece, cache=made) for piece in tokens.split(chunk, 1)], 1)
 
 
 def loss(logits: Tensor, tokens: Tensor) -> float:

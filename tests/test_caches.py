@@ -259,10 +259,15 @@ def test_cache_of_another_model_batch_or_dtype_is_refused(model):
 # All kinds of cache
 
 
-KINDS = [kv.DenseCache, lambda config, **options: kv.WindowCache(config, 8, **options), PagedCache]
+KINDS = [
+    kv.DenseCache,
+    lambda config, **options: kv.WindowCache(config, 8, **options),
+    PagedCache,
+    lambda config, **options: kv.QuantizedCache(config, 2, 4, 8, **options),
+]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["dense", "window", "paged"])
+@pytest.mark.parametrize("kind", KINDS, ids=["dense", "window", "paged", "quantized"])
 @pytest.mark.parametrize("lengths", [(30, 30), (12, 30)])
 def test_positions_of_32_bits_are_positions(model, kind, lengths):
     rows = [random_tokens(n).tolist() for n in lengths]
@@ -276,7 +281,7 @@ def test_positions_of_32_bits_are_positions(model, kind, lengths):
     assert torch.equal(out[0], out[2]) and torch.equal(out[1], out[3])
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["dense", "window", "paged"])
+@pytest.mark.parametrize("kind", KINDS, ids=["dense", "window", "paged", "quantized"])
 @pytest.mark.parametrize(
     "interrupt",
     [

@@ -32,12 +32,15 @@ FLOORS = [
     },
     {"layers", "tokenizer", "cost", "capacity", "roof", "gqa", "mla", "serving.blocks", "serving.prefix"},
     {"serving.scheduler", "serving.workload", "serving.snapshot", "serving.bill"},
+    {"quant.grid", "quant.packing", "quant.statistics"},
+    {"quant.tensor", "quant.gguf_blocks"},
+    {"quant.gptq", "quant.awq"},
     {"caches"},
     {"model"},
     {"weights", "sampling", "metrics"},
     {"texts", "generation"},
     {"lm", "results", "serving"},
-    {"bench", "plots", "widgets", "check", "notebooks", "quality", "training", "uptraining"},
+    {"bench", "plots", "widgets", "check", "notebooks", "quality", "quant", "training", "uptraining"},
     {"cli"},
 ]
 

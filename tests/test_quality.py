@@ -126,6 +126,61 @@ def test_measuring_in_the_middle_of_a_training_leaves_it_alone():
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
 
 
+# Through a cache
+
+
+def new_dense(model):
+    return lambda rows: kv.DenseCache(model.config, rows, max_len=20, dtype=model.dtype, device="cpu")
+
+
+def new_quantized(model, bits=2):
+    return lambda rows: kv.QuantizedCache(model.config, bits, 4, 4, rows, dtype=model.dtype, device="cpu")
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 7, 100])
+def test_a_cache_that_keeps_everything_changes_nothing(chunk):
+    model, text = small_model(), random_tokens(90)
+    made = []
+    cache = lambda rows: made.append(new_dense(model)(rows)) or made[-1]  # noqa: E731
+    through = perplexity(model, text, 20, 10, cache=cache, chunk=chunk)
+    assert through == pytest.approx(perplexity(model, text, 20, 10), rel=1e-5)
+    assert [c.batch_size for c in made] == [1, 6, 1] and [c.length for c in made] == [20, 20, 19]
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 32])
+def test_a_lossy_cache_is_read_in_chunks(chunk):
+    model, text = small_model(dtype=torch.float64), random_tokens(60)
+    cache, losses = new_quantized(model)(1), []
+    for start in range(0, 59, chunk):
+        piece = text[None, start : min(start + chunk, 59)]
+        scores = model(piece, cache=cache)[0].log_softmax(-1)
+        losses += [-row[token].item() for row, token in zip(scores, text[start + 1 :], strict=False)]
+    through = perplexity(model, text, cache=new_quantized(model), chunk=chunk)
+    assert len(losses) == 59 and through == pytest.approx(math.exp(sum(losses) / 59), rel=1e-5)
+    assert through != pytest.approx(perplexity(model, text), rel=1e-3)  # the partner
+    assert through != perplexity(model, text, cache=new_quantized(model), chunk=chunk + 1)
+    if chunk == 32:
+        assert through == perplexity(model, text, cache=new_quantized(model))
+
+
+def test_what_is_no_way_to_a_cache_is_refused():
+    model, text = small_model(), random_tokens(30)
+    held = kv.DenseCache(model.config, dtype=model.dtype, device="cpu")
+    model(text[None, :5], cache=held)
+    for options, words in [
+        ({"chunk": 4}, "chunk=4 says .* give a cache too"),
+        ({"cache": new_dense(model), "chunk": 0}, "chunk=0 must be a whole number of at least 1"),
+        ({"cache": held}, "cache must be a function .* got DenseCache"),
+        ({"cache": lambda rows: held}, "must make a new cache each time .* gave one that holds 5 tokens already"),
+        ({"cache": lambda rows: kv.NoCache(model.config)}, "keeps no tokens"),
+        ({"cache": lambda rows: None}, "must make a new cache each time .* gave None"),
+        ({"cache": new_dense(model)}, "the cache has room for 20"),
+        ({"cache": new_dense(small_model(small_config(n_layers=1)))}, "another model"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            perplexity(model, text, **options)
+
+
 NO_TEXTS = ["the fox", b"fox", {1, 2}, {1: 2, 3: 4}, iter([1, 2]), 5, None, [True, False], torch.tensor([True, False])]
 NO_TEXTS += [torch.zeros(1, 5, dtype=torch.int64), torch.tensor(5), np.array([[1, 2]]), np.array([True, False])]
 

@@ -4,6 +4,7 @@ from kvcourse.caches.base import Cache, Step
 from kvcourse.caches.dense import DenseCache
 from kvcourse.caches.none import NoCache
 from kvcourse.caches.paged import PagedCache
+from kvcourse.caches.quantized import QuantizedCache
 from kvcourse.caches.window import WindowCache
 
-__all__ = ["Cache", "DenseCache", "NoCache", "PagedCache", "Step", "WindowCache"]
+__all__ = ["Cache", "DenseCache", "NoCache", "PagedCache", "QuantizedCache", "Step", "WindowCache"]

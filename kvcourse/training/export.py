@@ -21,12 +21,11 @@ from safetensors.torch import save
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from kvcourse.config import ModelConfig
 from kvcourse.model import Transformer
 from kvcourse.text_files import read_object
 from kvcourse.training.files import cannot_write, usable, write_whole
 from kvcourse.training.vocabulary import END
-from kvcourse.weights.hf_config import FAMILIES, read_config
+from kvcourse.weights.hf_write import hf_config
 from kvcourse.weights.shipped import altered_in
 
 PROVENANCE, CURVE = "provenance.json", "curve.json"
@@ -46,9 +45,10 @@ def export(model: Transformer, tokenizer: Tokenizer, folder: str | os.PathLike, 
     end = tokenizer.token_to_id(END)
     if end is None:
         raise ValueError(f"The tokenizer has no token {END}, which begins and ends every text.")
+    family = "llama" if model.config.window is None else "mistral"
     files = {
         "model.safetensors": save(half_weights(model), {"format": "pt"}),
-        "config.json": as_text(hf_config(model.config, end)),
+        "config.json": as_text(hf_config(model.config, torch.float16, end, end, family)),
         "generation_config.json": as_text({"bos_token_id": end, "eos_token_id": end}),
         "tokenizer.json": (tokenizer.to_str(pretty=True) + "\n").encode(),
         "tokenizer_config.json": as_text(
@@ -79,36 +79,6 @@ def half_weights(model: Transformer) -> dict[str, Tensor]:
             )
         weights[name if name.startswith("lm_head.") else f"model.{name}"] = half
     return weights
-
-
-def hf_config(config: ModelConfig, end: int) -> dict:
-    """The content of config.json. Raises `ValueError` for a model that it cannot describe."""
-    family = "llama" if config.window is None else "mistral"
-    fields = {
-        "architectures": [FAMILIES[family]],
-        "model_type": family,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_ff,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": config.n_heads,
-        "num_key_value_heads": config.n_kv_heads,
-        "head_dim": config.d_head,
-        "hidden_act": "silu",
-        "max_position_embeddings": config.max_seq_len,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-        "tie_word_embeddings": config.tie_embeddings,
-        "bos_token_id": end,
-        "eos_token_id": end,
-        "torch_dtype": "float16",
-    }
-    fields |= {} if config.window is None else {"sliding_window": config.window}
-    read = read_config(fields, "The config.json to be written")
-    if read != config:
-        names = ", ".join(name for name, value in vars(config).items() if vars(read)[name] != value)
-        raise ValueError(f"A {FAMILIES[family]} cannot have what this model has in: {names}.")
-    return fields
 
 
 def place(files: dict[str, bytes], folder: Path) -> Path:
