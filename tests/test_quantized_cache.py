@@ -420,6 +420,20 @@ def test_rows_that_end_at_different_times_take_single_tokens_together():
         assert equal(held(batch, 1, row), held(cache, 1))
 
 
+@pytest.mark.parametrize("residual", [0, 8])
+def test_a_row_that_catches_up(models, residual):
+    """Rows of 20 and 25 tokens that both go on to 30 are not alike before the step, only after it."""
+    model, text = models["gqa"], random_tokens(30).tolist()
+    cache, starts = new_cache(model, residual=residual, batch_size=2), (20, 25)
+    feed(model, cache, [text[:n] for n in starts], [25])
+    together = feed(model, cache, [text[n:] for n in starts], [10])
+    for row, n in enumerate(starts):
+        alone = new_cache(model, residual=residual)
+        (logits,) = feed(model, alone, [text], [n, 30 - n])
+        assert largest_difference(logits[n:], together[row]) < 1e-5
+        assert equal(held(alone, 0)[:3], held(cache, 0, row)[:3])
+
+
 def test_padding_that_is_no_number_spoils_nothing(models, monkeypatch):
     model = small_model(dtype=torch.float64)
     rows = [[max(1, token) for token in random_tokens(n, seed=n).tolist()] for n in (40, 17)]
