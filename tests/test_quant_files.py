@@ -86,6 +86,21 @@ def test_in_other_dtypes(tmp_path, dtype):
     ]
 
 
+@pytest.mark.parametrize("way", [dict(bits=4, group_size=32), dict(bits=8)])
+def test_weights_that_a_kernel_has_repacked(tmp_path, way):
+    model = small_model(small_config(n_kv_heads=8, tie_embeddings=True, vocab_size=128))
+    options = dict(symmetric=True, scale_dtype=torch.bfloat16, dtype="bfloat16", head_bits=way["bits"], progress=False)
+    fast = quantize_model(model, "rtn", **way, **options)
+    slow = quantize_model(model, "rtn", **way, **options, path="dequantize")
+    for name, result in (("fast", fast), ("slow", slow)):
+        save(result, tmp_path / name)
+        assert_same(result, load(tmp_path / name, device="cpu"))
+    assert (tmp_path / "fast" / TENSORS).read_bytes() == (tmp_path / "slow" / TENSORS).read_bytes()
+    assert {layer.path for layer in slow.modules() if isinstance(layer, QuantLinear)} == {"dequantize"}
+    found = load(tmp_path / "slow", device="cpu")
+    assert {layer.path for layer in found.modules() if isinstance(layer, QuantLinear)} == {"dequantize"}
+
+
 def test_another_model_is_not_the_same(tmp_path):
     """Or the tests above could not fail."""
     save(quantized("gqa", "rtn"), tmp_path)

@@ -15,7 +15,7 @@ from kvcourse.quant.statistics import InputStatistics, output_error
 from kvcourse.quant.tensor import QuantizedTensor, require_matrix, rtn
 
 RATIOS = tuple(step / 20 for step in range(20))
-FURTHEST = 1e4  # an input's magnitude counts as at most so many times the typical one, or that part of it
+FURTHEST = 1e4  # times the typical magnitude, or that part of it; beyond, float16 could not hold the scales of groups
 
 
 @torch.no_grad()
@@ -47,11 +47,16 @@ def search_scales(
 ) -> Tensor:
     """The scale `(columns,)`, above 0, of the columns of `weights` that share their input: of those tried, the one
     with the least error of their outputs together. A scale of 1, so plain rounding, is among them."""
-    magnitude, hessian = inputs.magnitude, inputs.hessian.double()
+    if not isinstance(inputs, InputStatistics):
+        raise ValueError(f"inputs must be InputStatistics, got {type(inputs).__name__}.")
+    if len(weights) == 0:
+        raise ValueError("weights must be a list of at least one matrix, got an empty one.")
     for weight in weights:
         columns = require_matrix(weight).shape[1]
-        if columns != len(magnitude):
-            raise ValueError(f"A weight of {columns} columns needs statistics of as many inputs, got {len(magnitude)}.")
+        if columns != len(inputs.magnitude):
+            given = len(inputs.magnitude)
+            raise ValueError(f"A weight of {columns} columns needs statistics of as many inputs, got {given}.")
+    magnitude, hessian = (sums.to(weights[0].device) for sums in (inputs.magnitude, inputs.hessian.double()))
 
     def error(scale: Tensor) -> float:
         rounded = (round_scaled(weight, scale, bits, group_size, symmetric, **options) for weight in weights)
@@ -71,5 +76,4 @@ def scale_for(magnitude: Tensor, ratio: float) -> Tensor:
 
 def round_scaled(weight: Tensor, scale: Tensor, bits: int, group_size, symmetric: bool, **options) -> QuantizedTensor:
     """Q(W s), which remembers s."""
-    scale = scale.to(weight.device)
     return replace(rtn(weight.float() * scale, bits, group_size, symmetric, **options), column_scale=scale)

@@ -7,7 +7,8 @@ has a closed form, and with U the upper Cholesky factor of the inverse, H^-1 = U
 
     error = (w_j - q_j) / U[j, j]            w_k -= error * U[j, k]   for every k > j
 
-so row j of U holds all that column j needs. What is left in the end is the sum of these errors squared.
+so row j of U holds all that column j needs. What is left in the end is the sum of these errors squared: an error of
+column j counts 1 / U[j, j]^2.
 """
 
 import math
@@ -21,7 +22,7 @@ from kvcourse.quant.grid import TENSOR, Grid, as_grid, decode, encode, fit, requ
 from kvcourse.quant.tensor import QuantizedTensor, in_groups, require_matrix, rtn
 from kvcourse.require import require_flag, require_whole
 
-Grids = dict[int, tuple[Tensor, Tensor | None]]  # (scale, zero) of each group, both (rows, 1)
+Fitted = tuple[Tensor, Tensor | None]  # scale and zero of one group of each row, (rows, 1)
 
 
 @torch.no_grad()
@@ -44,7 +45,7 @@ def gptq(
     `damping` is added to the diagonal, as a share of its mean. `block_size` columns are rounded before those behind
     them are updated: it changes the speed, not the result. `act_order` takes columns with large inputs first.
     A grid is fitted when its group is reached; with `static_groups`, and for a whole row, before anything is rounded.
-    `clip` weights errors with the diagonal of H. Inputs that are always 0 are dead: their weights become 0.
+    `clip` weights errors by how much they count in the end. Inputs that are always 0 are dead: their weights become 0.
     When H is too close to singular damping is raised, and at last the weight rounded to nearest; `note` says so.
 
     Raises `ValueError` for what `rtn` refuses, and for a Hessian of another shape, not finite, not symmetric, or with
@@ -60,29 +61,28 @@ def gptq(
     act_order, static = require_flag("act_order", act_order), require_flag("static_groups", static_groups)
     static = static or grid.group_size in (None, TENSOR)
 
-    importance = hessian.diagonal() / hessian.diagonal().max()  # not a number when all are 0: no factor then
-    order = importance.argsort(descending=True, stable=True) if act_order else torch.arange(columns)
+    diagonal = hessian.diagonal()
+    order = torch.arange(columns, device=weight.device)
+    order = diagonal.argsort(descending=True, stable=True) if act_order else order
     factor, note = inverse_factor(hessian[order][:, order], require_damping(damping))
     if factor is None:
         return replace(rtn(weight, bits, group_size, symmetric, **options), note=note)
 
-    weight = weight.float().masked_fill(importance == 0, 0)
-    grids = fit_all(weight, grid, importance) if static else {}
-    groups = (order if static else torch.arange(columns)) // size
-    codes = round_columns(weight[:, order], factor, importance[order], grid, grids, groups.tolist(), block_size)
-    if static:  # grids belong to the columns as they stand in the weight, so codes go back there
-        codes = torch.empty_like(codes).index_copy_(1, order.to(codes.device), codes)
+    weight = weight.float().masked_fill(diagonal == 0, 0)
+    fitted = fit_all(weight, grid, importance(factor)[order.argsort()]) if static else []
+    grids = [fitted[column // size] for column in order.tolist()] if static else [None] * columns
+    codes = round_columns(weight[:, order], factor, grid, grids, block_size)
+    if static:  # columns share a grid with those beside them in the weight, so codes go back there
+        codes = torch.empty_like(codes).index_copy_(1, order, codes)
     order = order.int() if act_order and not static else None
-    scale, zero = zip(*(grids[group] for group in sorted(grids)), strict=True)
+    scale, zero = zip(*(fitted or grids[::size]), strict=True)
     zero = None if zero[0] is None else torch.cat(zero, 1)
     return QuantizedTensor.of(codes, torch.cat(scale, 1), zero, grid, order=order, note=note)
 
 
-def round_columns(
-    weight: Tensor, factor: Tensor, importance: Tensor, grid: Grid, grids: Grids, groups: list[int], block_size: int
-) -> Tensor:
-    """Codes `(rows, columns)` of a weight: algorithm 1. `factor` is U; `groups` names the group of each column, and a
-    group that has no grid in `grids` yet gets one there, fitted to its columns as they are when the first is reached.
+def round_columns(weight: Tensor, factor: Tensor, grid: Grid, grids: list[Fitted | None], block_size: int) -> Tensor:
+    """Codes `(rows, columns)` of a weight: algorithm 1. `factor` is U; `grids` holds what each column is rounded onto.
+    Where that is None, it is fitted to the group that begins there, as its columns are by then, and put into `grids`.
     """
     weight = weight.T.contiguous().T  # the numbers of a column side by side in memory
     codes = torch.empty_like(weight, dtype=torch.uint8)
@@ -90,11 +90,11 @@ def round_columns(
     for start, stop in blocks(weight.shape[1], size, block_size):
         errors = torch.empty_like(weight[:, start:stop])
         for j in range(start, stop):
-            if groups[j] not in grids:
-                grids[groups[j]] = fit(weight[:, j : j + size], grid, importance[j : j + size])
+            if grids[j] is None:
+                grids[j : j + size] = [fit(weight[:, j : j + size], grid, importance(factor)[j : j + size])] * size
             column = weight[:, j : j + 1]
-            codes[:, j : j + 1] = code = encode(column, *grids[groups[j]], grid)
-            error = errors[:, j - start] = (column - decode(code, *grids[groups[j]], grid))[:, 0] / factor[j, j]
+            codes[:, j : j + 1] = code = encode(column, *grids[j], grid)
+            error = errors[:, j - start] = (column - decode(code, *grids[j], grid))[:, 0] / factor[j, j]
             weight[:, j + 1 : stop].addr_(error, factor[j, j + 1 : stop], alpha=-1)  # -= error x row, in one pass
         weight[:, stop:] -= errors @ factor[start:stop, stop:]
     return codes
@@ -129,10 +129,15 @@ def inverse_factor(hessian: Tensor, damping: float) -> tuple[Tensor | None, str]
     return None, f"H has no Cholesky factor, even with a damping of {raised:g}: rounded to nearest."
 
 
-def fit_all(weight: Tensor, grid: Grid, importance: Tensor) -> Grids:
-    """{group: (scale, zero)} of every group, from the weight as it is."""
+def importance(factor: Tensor) -> Tensor:
+    """How much an error of each column counts `(columns,)`, beside that which counts most."""
+    return (factor.diagonal().min() / factor.diagonal()).square()
+
+
+def fit_all(weight: Tensor, grid: Grid, importance: Tensor) -> list[Fitted]:
+    """(scale, zero) of every group of columns, from the weight as it is."""
     scale, zero = fit(in_groups(weight, grid), grid, in_groups(importance.expand_as(weight), grid))
-    return {g: (scale[:, g], None if zero is None else zero[:, g]) for g in range(scale.shape[1])}
+    return [(scale[:, g], None if zero is None else zero[:, g]) for g in range(scale.shape[1])]
 
 
 def require_hessian(hessian: Tensor, columns: int) -> Tensor:

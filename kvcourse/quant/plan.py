@@ -12,7 +12,7 @@ from kvcourse.model import Transformer
 from kvcourse.quant.calibration import LINEARS
 from kvcourse.quant.gptq import gptq
 from kvcourse.quant.grid import Grid, as_grid, require_finite
-from kvcourse.quant.linear import QuantEmbedding, QuantLinear
+from kvcourse.quant.linear import PATHS, QuantEmbedding, QuantLinear
 from kvcourse.quant.tensor import QuantizedTensor, rtn
 
 METHODS = ("rtn", "nf4", "gptq", "awq")
@@ -52,8 +52,7 @@ def make_rounding(method: str, bits: int, group_size, symmetric: bool, options: 
     if (method == "nf4") != (grid.kind == "nf4"):
         raise ValueError(f'NF4 is method="nf4", to nearest; method={method!r} with kind={grid.kind!r} is not offered.')
     rounding = Rounding(method, grid, {k: v for k, v in options.items() if k in GPTQ_OPTIONS})
-    columns = grid.group_size if isinstance(grid.group_size, int) else 1
-    rounding(torch.zeros(1, columns), torch.eye(columns))  # it refuses what it does not take
+    replace(rounding, grid=replace(grid, group_size=None))(torch.zeros(1, 1), torch.eye(1))  # refuses what it must
     return rounding
 
 
@@ -65,6 +64,20 @@ def make_head_grid(grid: Grid, head_bits: int | None) -> Grid | None:
         raise ValueError(f"head_bits={head_bits!r} must be 8 or 4, or None to leave embedding and head as they are.")
     kind = "zero_point" if grid.kind == "nf4" and head_bits == 8 else grid.kind
     return replace(grid, bits=head_bits, kind=kind)
+
+
+def check_path(path: str, model: Transformer, names: list[str], grid: Grid, dtype: torch.dtype) -> None:
+    """`ValueError` unless a kernel that was asked for fits weights of these shapes on this grid."""
+    if path not in PATHS:
+        raise ValueError(f"path={path!r} must be one of {', '.join(PATHS)}.")
+    first = {}  # of each shape
+    for name in names if path != "auto" else ():
+        first.setdefault(model.get_submodule(name).weight.shape, name)
+    for shape, name in first.items():
+        try:
+            QuantLinear(rtn(torch.zeros(shape, device=model.device), **asdict(grid)), None, dtype, path)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
 
 
 def chosen_linears(model: Transformer, only: str | Iterable[str] | None) -> list[str]:

@@ -1,8 +1,8 @@
 """A model with rounded weights, made from one without: layer by layer, from the first to the last.
 
-With calibration each layer is rounded on what the layers before it, already rounded, give it: then its inputs are those
-it will really have (as GPTQ does it, arXiv 2210.17323, section 4). Everything is worked out in float32, one layer at
-a time, whatever the model computes in.
+With calibration a weight is rounded on inputs that come from the weights before it as they are after rounding: those
+that it will really have (arXiv 2210.17323, section 4, from layer to layer; here within a layer too). Everything is
+worked out in float32, one layer at a time, whatever the model computes in.
 """
 
 from copy import deepcopy
@@ -21,11 +21,12 @@ from kvcourse.quant.awq import search_scales
 from kvcourse.quant.calibration import READERS, Calibration, calibration_rows, statistics_of
 from kvcourse.quant.fold import fold, replace_parameter, shared_in_groups
 from kvcourse.quant.grid import Grid
-from kvcourse.quant.linear import PATHS, QuantEmbedding, QuantLinear
+from kvcourse.quant.linear import QuantEmbedding, QuantLinear
 from kvcourse.quant.plan import (
     EMBEDDING,
     HEAD,
     Rounding,
+    check_path,
     check_weights,
     chosen_linears,
     make_head_grid,
@@ -67,13 +68,14 @@ def quantize_model(
 
     `only`: patterns such as "layers.3.*" or "*.down_proj"; what no pattern matches stays as it is. `head_bits`, 8 or 4:
     embedding and head are rounded too, to nearest; None: they stay. `dtype`: of activations and of all that is not
-    rounded (default: the model's). `path`: how products are computed, as in `QuantLinear`.
+    rounded (default: the model's). `path`: how products are computed, as in `QuantLinear`; "auto" is a kernel where
+    one fits, which takes dtype and scale_dtype torch.bfloat16.
 
     `.quantization` of the new `Transformer` is a `Quantization`: a report on every weight; printed, a table.
 
     Raises `ValueError`, before any work, for a model that is quantized already, weights that are infinite or NaN,
     groups that do not divide a row (it names the layer, and sizes that would do), a calibration that is missing, empty
-    or shorter than a row, and any argument out of its range.
+    or shorter than a row, a kernel that was asked for and does not fit, and any argument out of its range.
     """
     source = transformer_of(model)
     rounding = make_rounding(method, bits, group_size, symmetric, options)
@@ -90,14 +92,14 @@ def quantize_model(
             f"method={method!r} needs calibration=, the token ids of a text that the model can read: "
             'lm.encode(kv.evaluation_text("calibration")) is one.'
         )
-    if path not in PATHS:
-        raise ValueError(f"path={path!r} must be one of {', '.join(PATHS)}.")
     dtype = source.dtype if dtype is None else as_dtype(dtype)
+    check_path(path, source, names, rounding.grid, dtype)
     require_flag("progress", progress)
 
     began = perf_counter()
     result = copied(source, dtype, leave={f"{name}.weight" for name in (*names, *heads)})
-    reports = round_heads(result, heads, head, dtype, path)
+    same = head is not None and head.bits == rounding.grid.bits  # a kernel for 4 bits is none for 8
+    reports = round_heads(result, heads, head, dtype, path if same or path == "dequantize" else "auto")
     run = None if rows is None else Calibration(result, rows)
     by_layer = {}
     for name in names:
@@ -166,7 +168,7 @@ def round_linear(
     error = relative_error(weight, linear.weight, hessian)
     rtn_error = error
     if rounding.method in ("gptq", "awq"):
-        other = nearest.get_submodule(name).weight if nearest else rounding.to_nearest(weight).dequantize()
+        other = nearest.get_submodule(name).weight if nearest is not None else rounding.to_nearest(weight).dequantize()
         rtn_error = relative_error(weight, other, hessian)
     return rounded, report(f"{prefix}{name}", rounded, error, rtn_error, seconds)
 
