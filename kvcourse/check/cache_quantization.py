@@ -1,0 +1,209 @@
+"""Checkers of notebook 09: groups along the right axis, what waits until its group is full, and what is exact."""
+
+from functools import partial
+
+import torch
+
+from kvcourse.check.framework import compare, exercise, normal
+
+NOTEBOOK = "09_cache_quantization"
+
+
+@exercise
+def round_keys(answer):
+    """round_keys(x, bits, axis, group_size): x `(tokens, channels)` rounded in groups that share a scale and a minimum:
+    `group_size` tokens of one channel ("channel"), or `group_size` channels of one token ("token")."""
+
+    def along(axis, rounding, x, bits, size):
+        """x with each row of its groups, (groups, size), replaced by what `rounding` makes of it."""
+        table = x.T if axis == "channel" else x
+        rounded = rounding(table.reshape(-1, size), bits).reshape(table.shape)
+        return rounded.T if axis == "channel" else rounded
+
+    def grid(low=torch.amin, high=torch.amax, steps=lambda bits: 2**bits - 1, to_codes=torch.round, back=None):
+        back = back or (lambda codes, scale, lowest: codes * scale + lowest)
+
+        def rounding(groups, bits):
+            lowest, highest = (end(groups, 1, keepdim=True) for end in (low, high))
+            scale = (highest - lowest) / steps(bits)
+            return back(to_codes((groups - lowest) / scale), scale, lowest)
+
+        return rounding
+
+    def both(rounding, axes=("channel", "token")):
+        return lambda x, bits, group_size: tuple(along(axis, rounding, x, bits, group_size) for axis in axes)
+
+    def whole_rows(x, bits, group_size):
+        return along("channel", grid(), x, bits, x.shape[0]), along("token", grid(), x, bits, x.shape[1])
+
+    def spread_groups(x, bits, group_size):
+        """Numbers of a group do not stand beside each other."""
+        rounded = []
+        for table in (x.T, x):
+            order = torch.arange(table.shape[1]).reshape(group_size, -1).T.reshape(-1)
+            rounded.append(along("token", grid(), table[:, order], bits, group_size)[:, order.argsort()])
+        return rounded[0].T, rounded[1]
+
+    def through_zero(end, groups, dim, keepdim):
+        found = end(groups, dim, keepdim=keepdim)
+        return found.clamp(max=0) if end is torch.amin else found.clamp(min=0)
+
+    return compare(
+        lambda x, bits, group_size: (answer(x, bits, "channel", group_size), answer(x, bits, "token", group_size)),
+        both(grid()),
+        cases=[
+            (normal(8, 16) + 5 * torch.arange(16), 2, 4),
+            (normal(16, 8, seed=1), 4, 8),
+            (normal(8, 16, seed=2) + 20, 3, 4),
+            (normal(8, 16, seed=3) - 20, 8, 4),
+        ],
+        mistakes={
+            'the axes are swapped: a group of "channel" is tokens of one channel, one of "token" channels of a token': (
+                both(grid(), ("token", "channel"))
+            ),
+            'it groups channels of a token for both axes: with "channel" turn x over, before and after': both(
+                grid(), ("token", "token")
+            ),
+            'it groups tokens of a channel for both axes: with "token" a group is channels of one token': both(
+                grid(), ("channel", "channel")
+            ),
+            "a whole channel (or token) shares one scale: cut it into groups of `group_size`": whole_rows,
+            "all numbers share one scale: each group has its own lowest and highest": both(
+                grid(*(lambda groups, dim, keepdim, end=end: end(groups) for end in (torch.amin, torch.amax)))
+            ),
+            "`bits` bits have 2^bits values; your grid has one more: between them is one step less, 2^bits - 1": both(
+                grid(steps=lambda bits: 2**bits)
+            ),
+            "the grid ends a step before the highest number: 2^bits values have 2^bits - 1 steps between them": (
+                lambda x, bits, group_size: both(
+                    grid(steps=lambda bits: 2**bits, to_codes=lambda places: places.round().clamp(0, 2**bits - 1))
+                )(x, bits, group_size)
+            ),
+            "the grid reaches to zero, where no number of the group is; let it reach from the lowest to the highest": (
+                both(grid(partial(through_zero, torch.amin), partial(through_zero, torch.amax)))
+            ),
+            "the grid lies evenly around zero; let it reach from the lowest to the highest number": both(
+                grid(
+                    lambda groups, dim, keepdim: -groups.abs().amax(dim, keepdim=keepdim),
+                    lambda groups, dim, keepdim: groups.abs().amax(dim, keepdim=keepdim),
+                )
+            ),
+            "codes are rounded down; the nearest value of the grid is wanted": both(grid(to_codes=torch.floor)),
+            "these are the codes; what they stand for is wanted: code times scale, plus the minimum": both(
+                grid(back=lambda codes, scale, lowest: codes)
+            ),
+            "the minimum was taken off, but not added again": both(
+                grid(back=lambda codes, scale, lowest: codes * scale)
+            ),
+            "numbers that share a group do not stand beside each other; cut x into pieces of `group_size` in a row": (
+                spread_groups
+            ),
+        },
+    )
+
+
+@exercise
+def exact_tokens(answer):
+    """exact_tokens(n, residual, group_size): (keys, values) that are exact after n tokens. Keys are rounded whenever
+    `residual` of them wait (`group_size` if it is 0), all at once; values are, all but the latest `residual`."""
+
+    def keys(n, residual, size):
+        return n % (residual or size)
+
+    def values(n, residual):
+        return min(n, residual)
+
+    def right(n, residual, group_size):
+        return keys(n, residual, group_size), values(n, residual)
+
+    return compare(
+        answer,
+        right,
+        cases=[
+            (200, 32, 32),
+            (20, 32, 32),
+            (33, 32, 32),
+            (192, 32, 32),
+            (100, 64, 32),
+            (70, 0, 32),
+            (64, 0, 16),
+            (0, 32, 32),
+            (300, 128, 32),
+        ],
+        mistakes={
+            "keys and values are swapped: keys come first": lambda n, r, g: right(n, r, g)[::-1],
+            "these are the rounded ones; the exact ones are wanted": lambda n, r, g: (
+                n - keys(n, r, g),
+                n - values(n, r),
+            ),
+            "keys keep the latest `residual`, as values do; but once that many wait, all of them are rounded": (
+                lambda n, r, g: (min(n, r), min(n, r))
+            ),
+            "values wait for whole groups, as keys do; a value's group lies within its own token, so it waits for "
+            "nobody, and the latest `residual` are always exact": lambda n, r, g: (keys(n, r, g), keys(n, r, g)),
+            "keys are rounded as soon as a group is full; they wait until `residual` of them are there": (
+                lambda n, r, g: (n % g, values(n, r))
+            ),
+            "when just `residual` keys wait they are rounded; with you they wait on": lambda n, r, g: (
+                (n - 1) % (r or g) + 1 if n else 0,
+                values(n, r),
+            ),
+            "with a residual of 0 keys still wait until their group is full": lambda n, r, g: (
+                n % r if r else 0,
+                values(n, r),
+            ),
+            "values: a text shorter than the residual has only its own tokens": lambda n, r, g: (keys(n, r, g), r),
+        },
+    )
+
+
+@exercise
+def full_groups(answer):
+    """full_groups(waiting, group_size): keys `(n, d)` that wait, the oldest first -> (full groups `(m, group_size, d)`,
+    those that go on waiting `(r, d)`)."""
+
+    def cut(waiting, size, m):
+        return waiting[: m * size].reshape(m, size, waiting.shape[1]), waiting[m * size :]
+
+    def right(waiting, group_size):
+        return cut(waiting, group_size, len(waiting) // group_size)
+
+    def newest(waiting, size):
+        rest = len(waiting) % size
+        return waiting[rest:].reshape(-1, size, waiting.shape[1]), waiting[:rest]
+
+    def padded(waiting, size):
+        missing = -len(waiting) % size
+        filled = torch.cat((waiting, torch.zeros(missing, waiting.shape[1])))
+        return filled.reshape(-1, size, waiting.shape[1]), waiting[:0]
+
+    def transposed(waiting, size):
+        m, d = len(waiting) // size, waiting.shape[1]
+        return waiting[: m * size].reshape(size, m, d).transpose(0, 1), waiting[m * size :]
+
+    def keeps_one(waiting, size):
+        return cut(waiting, size, max(0, (len(waiting) - 1) // size))
+
+    return compare(
+        answer,
+        right,
+        cases=[
+            (normal(7, 3), 4),
+            (normal(11, 3, seed=1), 4),
+            (normal(8, 2, seed=2), 4),
+            (normal(3, 2, seed=3), 4),
+            (normal(32, 4, seed=4), 8),
+        ],
+        mistakes={
+            "the newest tokens are grouped and the oldest go on waiting; it must be the other way round": newest,
+            "the last group is filled up with zeros; what fills no group goes on waiting, exactly as it is": padded,
+            "only one group is taken; take all that are full": lambda w, size: cut(w, size, min(1, len(w) // size)),
+            "when the last group is just full it is kept back; nothing need wait then": keeps_one,
+            "what fills no group is lost; it goes on waiting": lambda w, size: (right(w, size)[0], w[:0]),
+            "everything goes on waiting, the grouped tokens too; they must leave": lambda w, size: (
+                right(w, size)[0],
+                w,
+            ),
+            "tokens of a group do not stand beside each other: reshape to (groups, group_size, d)": transposed,
+        },
+    )
