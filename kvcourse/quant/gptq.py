@@ -43,9 +43,10 @@ def gptq(
     that of `InputStatistics`. Bits, groups, `symmetric` and the options are those of `rtn`; NF4 is refused.
 
     `damping` is added to the diagonal, as a share of its mean. `block_size` columns are rounded before those behind
-    them are updated: it changes the speed, not the result. `act_order` takes columns with large inputs first.
-    A grid is fitted when its group is reached; with `static_groups`, and for a whole row, before anything is rounded.
-    `clip` weights errors by how much they count in the end. Inputs that are always 0 are dead: their weights become 0.
+    them are updated: that is for speed, and changes a code only where two are about equally near. `act_order` takes
+    columns with large inputs first. A grid is fitted when its group is reached; with `static_groups`, and for a whole
+    row, before anything is rounded. `clip` weights errors by how much they count in the end. Inputs that are always 0
+    are dead: their weights become 0.
     When H is too close to singular damping is raised, and at last the weight rounded to nearest; `note` says so.
 
     Raises `ValueError` for what `rtn` refuses, and for a Hessian of another shape, not finite, not symmetric, or with
