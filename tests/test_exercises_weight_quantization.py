@@ -194,6 +194,10 @@ WRONG = [
         "cut off",
     ),
     ("round_to_grid", ("(2 ** (bits - 1) - 1)", "(2**bits - 1)"), "twice as many"),
+    ("round_to_grid", ("(2 ** (bits - 1) - 1)", "7"), "7 steps hold for 4 bits only"),
+    ("round_to_grid", ("(2 ** (bits - 1) - 1)", "7.5"), "half a step off"),
+    ("round_to_grid", ("(2 ** (bits - 1) - 1)", "((2**bits - 1) / 2)"), "half a step off"),
+    ("round_to_grid", ("return (group / scale).round() * scale", "return group + scale"), "[0.237, -0.412, 0.105,"),
     ("round_to_grid", ("group.abs().max() / (2 ** (bits - 1) - 1)", "(group.max() - group.min()) / 15"), "lowest"),
     ("round_to_grid", ("group.abs().max()", "group.max()"), "negative side"),
     ("round_to_grid", (".round()", ".floor()"), "rounded down"),
@@ -215,6 +219,8 @@ WRONG = [
         ),
         "does not mean 0",
     ),
+    ("zero_point", ("max(0.0, float(group.max()))", "float(group.max())"), "its upper end reach to 0"),
+    ("zero_point", ("round(-low / scale)", "2 ** (bits - 1)"), "in the middle of the codes"),
     ("zero_point", ("(2**bits - 1)", "2**bits"), "2^bits - 1 steps"),
     ("zero_point", ("round(-low", "round(low"), "wrong sign"),
     ("zero_point", ("scale, round(-low / scale)", "round(-low / scale), scale"), "scale comes first"),
@@ -223,6 +229,7 @@ WRONG = [
     ("zero_point", ("round(-low / scale)", "int(-low / scale)"), "cut off"),
     ("pack_nibbles", ("low | high << 4", "low << 4 | high"), "swapped"),
     ("pack_nibbles", ("low | high << 4", "low + high"), "moved up"),
+    ("pack_nibbles", ("low | high << 4", "low + high << 4"), "binds before"),
     ("pack_nibbles", ("low | high << 4", "low | high"), "on top of each other"),
     ("pack_nibbles", ("low | high << 4", "low + 10 * high"), "times 16"),
     (
@@ -243,6 +250,11 @@ WRONG = [
     ("quantized_bytes", ("(16 + bits)", "8 * (16 + bits)"), "given in bits"),
     ("quantized_bytes", ("rows * columns // group_size", "rows"), "once a row"),
     ("quantized_bytes", ("rows * columns // group_size", "columns // group_size"), "every row"),
+    (
+        "quantized_bytes",
+        ("rows * columns // group_size", "(rows // group_size) * (columns // group_size)"),
+        "within a row",
+    ),
     ("quantized_bytes", ("rows * columns // group_size", "rows * columns"), "for every number"),
     ("quantized_bytes", ("(16 + bits)", "(32 + bits)"), "32 bits"),
     (
@@ -251,6 +263,22 @@ WRONG = [
         "neighbors",
     ),
     ("read_q4_0", ("[halves & 15, halves >> 4]", "[halves >> 4, halves & 15]"), "high halves come first"),
+    (
+        "read_q4_0",
+        (
+            'np.float32)\n    return (codes - 8) * np.frombuffer(block[:2], "<f2").astype(np.float32)',
+            'np.int8)\n    return (codes - 8) * np.frombuffer(block[:2], "<f2")',
+        ),
+        "rounded to float16",
+    ),
+    (
+        "read_q4_0",
+        (
+            'np.float32)\n    return (codes - 8) * np.frombuffer(block[:2], "<f2").astype(np.float32)',
+            'np.float16)\n    return (codes - 8) * np.frombuffer(block[:2], "<f2")[0]',
+        ),
+        "rounded to float16",
+    ),
     ("read_q4_0", ("(codes - 8)", "codes"), "not centered"),
     ("read_q4_0", ("(codes - 8)", "np.where(codes > 7, codes - 16, codes)"), "signed"),
     (
@@ -297,6 +325,8 @@ WRONG = [
         ),
         "as a whole",
     ),
+    ("fold_value_scale", ("o * wide", "o * scale"), "once per query head"),
+    ("fold_value_scale", ("v / scale[:, None], o * wide", "v * scale[:, None], o * scale"), "size of tensor"),
     ("fold_value_scale", ("v / scale[:, None], o * wide", "v * scale[:, None], o / wide"), "swapped"),
     ("fold_value_scale", ("v / scale[:, None], o * wide", "v, o * wide"), "v is left"),
     ("fold_value_scale", ("v / scale[:, None], o * wide", "v / scale[:, None], o"), "o is left"),

@@ -56,6 +56,9 @@ def test_levels_stand_under_the_weights():
     assert sum(patch.get_height() for patch in top.patches) == 500
     ticks = bottom.collections[1].get_segments()  # behind the line of the first grid
     assert [segment[0][0] for segment in ticks] == pytest.approx(list(values["INT4"]))
+    low, high = bottom.get_xlim()
+    assert low < -8 / 7 and high > 1 and top.get_xlim() == (low, high)  # all 16 can be seen
+    assert texts(top) == ["each group's largest"]
     assert [label.get_text() for label in bottom.get_yticklabels()] == ["INT4", "NF4"]
 
 
@@ -65,6 +68,17 @@ def test_sensitivity_says_every_number_so_that_it_can_be_read():
     assert texts(ax) == ["+0.0%", "+50.0%", "-0.1%", "+1.0%"]
     assert [text.get_color() for text in ax.texts] == ["white", "black", "white", "white"]
     assert ax.images[0].get_array().tolist() == damage
+
+
+def test_sensitivity_has_colors_for_small_numbers_beside_a_large_one():
+    norm = drawn(kv.plots.sensitivity([[0.0, 2.0], [57.0, 6.0]], ["1", "2"], ["q", "v"])).axes[0].images[0].norm
+    none, two, six, most = (float(norm(value)) for value in (0.0, 2.0, 6.0, 57.0))
+    assert (none, most) == (0, 1) and two > 0.3 and six > two + 0.1  # 0.04 and 0.11 where colors grow evenly
+
+
+@pytest.mark.parametrize("damage", [[[0.0, 0.0]], [[-5.0, -0.1]], [[20_000.0, 0.3]]])
+def test_sensitivity_takes_damage_of_any_size(damage):
+    drawn(kv.plots.sensitivity(damage, ["layer 1"], ["q_proj", "v_proj"]))
 
 
 def test_memory_by_length_has_lines_and_devices():

@@ -5,7 +5,14 @@ import torch
 from kvcourse.check.framework import compare, exercise, normal
 
 NOTEBOOK = "08_weight_quantization"
-EIGHT = torch.tensor([0.237, -0.412, 0.105, 0.7, -0.66, 0.031, -0.288, 0.519])
+
+
+def group_of(*numbers: float) -> torch.Tensor:
+    """A group in float64, so that a message shows the numbers as they are written here."""
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+EIGHT = group_of(0.237, -0.412, 0.105, 0.7, -0.66, 0.031, -0.288, 0.519)
 
 
 @exercise
@@ -37,11 +44,11 @@ def round_to_grid(answer):
         right,
         cases=[
             (EIGHT, 4),
-            (torch.tensor([-1.0, 0.3, 0.23]), 4),
+            (group_of(-1.0, 0.3, 0.23), 4),
             (normal(64), 4),
             (normal(64, seed=1), 3),
             (normal(64, seed=2), 8),
-            (torch.tensor([0.9, -0.2, 0.5, 0.1]), 2),
+            (group_of(0.9, -0.2, 0.5, 0.1), 2),
             (1000 * normal(32, seed=3), 4),
         ],
         mistakes={
@@ -50,6 +57,12 @@ def round_to_grid(answer):
             ),
             "the largest number gets a code that `bits` bits have not: there are 2^(bits - 1) - 1 steps above zero": (
                 with_scale(lambda group, bits: group.abs().max() / 2 ** (bits - 1), clamp=False)
+            ),
+            "7 steps hold for 4 bits only; `bits` bits have 2^(bits - 1) - 1": (
+                with_scale(lambda group, bits: group.abs().max() / 7, clamp=False)
+            ),
+            "the largest number lies half a step off, as 7.5 steps are no whole number: take 2^(bits - 1) - 1": (
+                with_scale(lambda group, bits: group.abs().max() / ((2**bits - 1) / 2), clamp=False)
             ),
             "this grid has twice as many values as the bits can name: take 2^(bits - 1) - 1 steps on each side": (
                 with_scale(lambda group, bits: group.abs().max() / (2**bits - 1), clamp=False)
@@ -108,16 +121,22 @@ def zero_point(answer):
         right,
         cases=[
             (EIGHT, 4),
-            (torch.tensor([1.0, 2.1]), 4),
-            (torch.tensor([-3.0, -1.25, -2.0]), 4),
+            (group_of(1.0, 2.1), 4),
+            (group_of(-3.0, -1.25, -2.0), 4),
             (normal(64), 8),
             (normal(64, seed=5), 3),
-            (torch.tensor([0.0, 0.5, 0.31]), 2),
-            (torch.tensor([0.33, -0.67, 0.1]), 3),
+            (group_of(0.0, 0.5, 0.31), 2),
+            (group_of(0.33, -0.67, 0.1), 3),
         ],
         mistakes={
             "where all numbers have one sign your zero is no code at all: let the grid reach to 0": without_zero,
             "where all numbers have one sign your zero does not mean 0: let the grid reach to 0": clipped,
+            "where all numbers are negative your grid ends below 0: let its upper end reach to 0, too": (
+                lambda group, bits: grid(ends(group)[0], float(group.max()), bits)
+            ),
+            "zero is in the middle of the codes; it is as many steps up as the lowest number is below 0": (
+                lambda group, bits: (right(group, bits)[0], 2 ** (bits - 1))
+            ),
             "2^bits values have 2^bits - 1 steps between them": lambda group, bits: grid(*ends(group), bits, 2**bits),
             "this is a symmetric grid; let it reach from the lowest to the highest number": symmetric,
             "zero has the wrong sign: codes count upwards from the lowest number": changed(lambda s, z, _: (s, -z)),
@@ -147,9 +166,9 @@ def quantized_bytes(answer):
         answer,
         right,
         cases=[
+            (576, 1536, 4, 32),
             (1, 256, 4, 128),
             (4096, 4096, 4, 128),
-            (576, 1536, 4, 32),
             (8192, 1024, 3, 64),
             (64, 512, 2, 128),
             (192, 512, 8, 512),
@@ -167,6 +186,9 @@ def quantized_bytes(answer):
             ),
             "scale and zero are counted once a row; each group of a row has its own": lambda r, c, b, g: total(
                 r, c, b, g, 16 + b, per_group=False
+            ),
+            "groups are cut within a row: each of the `rows` has columns / group_size of them": lambda r, c, b, g: (
+                (r * c * b + (r // g) * (c // g) * (16 + b)) / 8
             ),
             "the groups of one row are counted; every row has as many": lambda r, c, b, g: (
                 (r * c * b + c // g * (16 + b)) / 8
@@ -218,6 +240,9 @@ def pack_nibbles(answer):
             ),
             "the second code must be moved up by 4 bits, else the two lie on top of each other": lambda codes: bytes(
                 low | high for low, high in pairs(codes)
+            ),
+            "`+` binds before `<<`, so both codes were moved: write `low + (high << 4)`, or take `|`": lambda codes: (
+                bytes((low + high) << 4 & 255 for low, high in pairs(codes))
             ),
             "the second code is multiplied by 10; in binary, four bits further up is times 16": lambda codes: bytes(
                 low + 10 * high for low, high in pairs(codes)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from kvcourse.check.framework import compare, exercise, normal
+from kvcourse.check.framework import compare, diagnose, error_of, exercise, normal
 
 NOTEBOOK = "08_weight_quantization"
 
@@ -35,6 +35,9 @@ def read_q4_0(answer):
     def swapped(data):
         scale, low, high = parts(data)
         return (np.concatenate([high, low]) - 8) * scale
+
+    def in_float16(data):
+        return right(data).astype(np.float16)
 
     def not_centered(data):
         return right(data) + 8 * parts(data)[0]
@@ -81,6 +84,7 @@ def read_q4_0(answer):
                 neighbours
             ),
             "the high halves come first; numbers 0 to 15 are in the low ones": swapped,
+            "the product was rounded to float16: make float32 of codes and scale before you multiply": in_float16,
             "the codes are not centered: code 8 means 0": not_centered,
             "the codes are taken for signed numbers; take 8 off instead": signed,
             "uint8 has no negative numbers, and 3 - 8 becomes 251: make floats of the codes first": wrapped,
@@ -201,15 +205,17 @@ def fold_value_scale(answer):
         scale = normal(kept, seed=seed).exp()
         return normal(kept, d_model, seed=seed + 1), normal(d_model, n_heads * d_head, seed=seed + 2), scale
 
+    shared, unshared = (*case(4, 2, 3, 6, 0), 4, 3), (*case(2, 2, 4, 8, 20), 2, 4)
+    if isinstance(error_of(answer, *shared), RuntimeError) and error_of(answer, *unshared) is None:
+        if diagnose(answer(*unshared), right(*unshared)) is None:
+            return (
+                "right where no heads share, but with shared heads the sizes differ: each KV head's scale is needed "
+                "once per query head"
+            )
     return compare(
         answer,
         right,
-        cases=[
-            (*case(4, 2, 3, 6, 0), 4, 3),
-            (*case(6, 2, 2, 4, 10), 6, 2),
-            (*case(2, 2, 4, 8, 20), 2, 4),
-            (*case(3, 1, 4, 5, 30), 3, 4),
-        ],
+        cases=[shared, (*case(6, 2, 2, 4, 10), 6, 2), unshared, (*case(3, 1, 4, 5, 30), 3, 4)],
         mistakes={
             "the scales of all KV heads are repeated one after the other; query heads that share a KV head stand next "
             "to each other, so repeat each head's scales": tiled,

@@ -1,6 +1,7 @@
 """Pictures of notebook 08: grids and what is rounded onto them, what grids cost, and what fits once bits are saved."""
 
 import numpy as np
+from matplotlib.colors import SymLogNorm
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -60,38 +61,42 @@ def error_by_size(lines: dict, names):
 
 @drawing
 def levels(weights, grids: dict):
-    """Where the values of 4-bit grids lie, `{name: values from -1 to 1}`, under a histogram of `weights`, each divided
-    by the largest magnitude of its group."""
+    """Where the values of 4-bit grids lie, `{name: values}` (from -1 to 1, or -8/7 where a code lies outside), under a
+    histogram of `weights`, each divided by the largest magnitude of its group."""
     fig, (top, bottom) = new_figure(2, 1, size=(10.5, 3.2 + 0.55 * len(grids)), height_ratios=(2.2, len(grids) * 0.55))
-    top.hist(weights, bins=81, range=(-1, 1), color=COLORS["sky"], edgecolor="white", linewidth=0.3)
-    top.set(yticks=[], xlim=(-1.08, 1.08), ylabel="weights")
+    ends, look = (-1.2, 1.08), {"color": COLORS["sky"], "edgecolor": "white", "linewidth": 0.3}
+    counts, *_ = top.hist(weights, bins=81, range=(-1, 1), **look)
+    top.annotate("each group's largest", (1, counts[-1]), (0, 8), textcoords="offset points", ha="right", fontsize=11)
+    top.set(yticks=[], xlim=ends, ylabel="weights")
     top.grid(visible=False)
     top.set_title("Weights, and the 16 values that they may take")
     for row, (values, (color, *_)) in enumerate(zip(grids.values(), LOOKS, strict=False)):
-        bottom.hlines(row, -1.05, 1.05, color="#cccccc", linewidth=1)
+        bottom.hlines(row, *ends, color="#cccccc", linewidth=1)
         bottom.vlines(values, row - 0.3, row + 0.3, color=color, linewidth=2.4)
     bottom.set_yticks(range(len(grids)), list(grids))
-    bottom.set(ylim=(len(grids) - 0.4, -0.6), xlim=(-1.08, 1.08), xlabel="weight / largest of its group")
+    bottom.set(ylim=(len(grids) - 0.4, -0.6), xlim=ends, xlabel="weight / largest of its group")
     bottom.grid(visible=False)
     return fig
 
 
 @drawing
 def sensitivity(damage, rows, columns):
-    """How much worse a model gets when one matrix alone is rounded: `damage[row][column]` in percent."""
+    """How much worse a model gets when one matrix alone is rounded: `damage[row][column]` in percent. Colors are on a
+    log scale beyond 1%, so that one large number does not hide the others."""
     damage = np.asarray(damage, dtype=float)
     fig, ax = new_figure(size=(2.6 + 1.15 * len(columns), 1.9 + 0.72 * len(rows)))
-    image = ax.imshow(damage, cmap="cividis", aspect="auto")
-    middle = (damage.min() + damage.max()) / 2
+    norm = SymLogNorm(1, vmin=min(0.0, damage.min()), vmax=max(1.0, damage.max()))
+    image = ax.imshow(damage, cmap="cividis", aspect="auto", norm=norm)
     for row, values in enumerate(damage):
         for column, value in enumerate(values):
-            color = "black" if value > middle else "white"
+            color = "black" if norm(value) > 0.5 else "white"
             ax.text(column, row, f"{value:+.1f}%", ha="center", va="center", color=color, fontsize=11)
     ax.set_xticks(range(len(columns)), columns)
     ax.set_yticks(range(len(rows)), rows)
     ax.grid(visible=False)
     ax.set_title("Perplexity, when this matrix alone is rounded")
-    fig.colorbar(image, ax=ax, label="more, in %")
+    ticks = [tick for tick in (0, 1, 3, 10, 30, 100, 300, 1000, 3000) if tick <= norm.vmax]
+    fig.colorbar(image, ax=ax, label="more, in % (log scale)", ticks=ticks, format=plain_number)
     return fig
 
 
