@@ -202,6 +202,22 @@ WRONG = [
     (
         "round_keys",
         (
+            "reshape(table.shape)\n    return rounded.T if turn else rounded",
+            "reshape(x.shape)\n    return rounded",
+        ),
+        "reshape to the shape of x.T first",
+    ),
+    (
+        "round_keys",
+        (
+            "codes = torch.round((groups - low) / scale)\n    rounded = (codes * scale + low)",
+            "rounded = (torch.round(groups / scale) * scale)",
+        ),
+        "take it off before dividing",
+    ),
+    (
+        "round_keys",
+        (
             "groups = table.reshape(-1, group_size)",
             "groups = table.reshape(len(table), group_size, -1).mT.reshape(-1, group_size)",
         ),
@@ -232,6 +248,20 @@ WRONG = [
     ),
     ("full_groups", ("len(waiting) // group_size", "min(1, len(waiting) // group_size)"), "only one group"),
     ("full_groups", ("len(waiting) // group_size", "(len(waiting) - 1) // group_size"), "kept back"),
+    (
+        "full_groups",
+        ("return waiting[:taken]", "r = len(waiting) % group_size; return waiting[:-r]"),
+        "[:-0] is empty; count from the front",
+    ),
+    (
+        "full_groups",
+        (
+            "taken = m * group_size",
+            "r = len(waiting) % group_size; taken = len(waiting[:-r]); m = taken // group_size\n"
+            "    return waiting[:taken].reshape(m, group_size, d), waiting[-r:]",
+        ),
+        "[:-0] is empty; count from the front",
+    ),
     ("full_groups", ("waiting[taken:]", "waiting[:0]"), "is lost"),
     ("full_groups", (", waiting[taken:]", ", waiting"), "they must leave"),
     (
@@ -247,10 +277,12 @@ WRONG = [
     ("exact_tokens", ("residual or group_size", "group_size"), "as soon as a group is full"),
     ("exact_tokens", ("n % wait,", "((n - 1) % wait + 1 if n else 0),"), "they wait on"),
     ("exact_tokens", ("return n % wait", "return n % residual if residual else 0"), "residual of 0"),
-    ("exact_tokens", ("residual or group_size", "residual"), "raises ZeroDivisionError"),
+    ("exact_tokens", ("residual or group_size", "residual"), "divides by 0 (ZeroDivisionError)"),
+    ("exact_tokens", ("n % wait,", "min(n, residual + n % group_size),"), "do not keep the residual besides"),
     ("exact_tokens", ("min(n, residual)", "residual"), "shorter than the residual"),
     ("true_bits", ("32 /", "16 /"), "a scale and a minimum are kept"),
     ("true_bits", ("32 /", "64 /"), "not 32"),
+    ("true_bits", ("32 /", "32 //"), "divide with /, not //"),
     ("true_bits", ("32 / group_size", "32"), "a whole group shares them"),
     ("true_bits", ("bits + 32 / group_size", "bits"), "not counted"),
     ("true_bits", ("32 / group_size", "2 * bits / group_size"), "kept in 16"),
@@ -276,6 +308,21 @@ WRONG = [
     ),
     ("rounded_cache_bytes", ("max(0, n - residual)", "n // residual * residual"), "of values all but the latest"),
     ("rounded_cache_bytes", ("min(n, residual)", "residual"), "shorter than the residual"),
+    ("rounded_cache_bytes", ("2 * min(n, residual)", "n % residual + min(n, residual)"), "however many wait now"),
+    ("rounded_cache_bytes", ("max(0, n - residual)", "n - residual"), "max(0, n - residual)"),
+    (
+        "rounded_cache_bytes",
+        (
+            "max(0, n - residual)\n    exact = 2 * min(n, residual)",
+            "n - residual\n    exact = 2 * residual",
+        ),
+        "and needs room for its own",
+    ),
+    (
+        "rounded_cache_bytes",
+        ("    exact = 2 * min(n, residual)", "    keys = values = n; exact = 0"),
+        "all n tokens are rounded here",
+    ),
     ("rounded_cache_bytes", (" / 8", ""), "these are bits"),
     ("fold_into_query", ("q * scale", "q / scale"), "divided by the scale"),
     ("fold_into_query", ("(q * minimum).sum()", "0.0"), "left out"),

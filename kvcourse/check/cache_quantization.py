@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from kvcourse.check.framework import compare, exercise, normal
+from kvcourse.check.framework import compare, error_of, exercise, normal
 
 NOTEBOOK = "09_cache_quantization"
 
@@ -44,6 +44,15 @@ def round_keys(answer):
             rounded.append(along("token", grid(), table[:, order], bits, group_size)[:, order.argsort()])
         return rounded[0].T, rounded[1]
 
+    def not_turned(x, bits, group_size):
+        """Groups of x.T, put back as if they had been groups of x."""
+        groups = grid()(x.T.reshape(-1, group_size), bits)
+        return groups.reshape(x.shape), along("token", grid(), x, bits, group_size)
+
+    def no_minimum(groups, bits):
+        scale = (groups.amax(1, keepdim=True) - groups.amin(1, keepdim=True)) / (2**bits - 1)
+        return torch.round(groups / scale) * scale
+
     def through_zero(end, groups, dim, keepdim):
         found = end(groups, dim, keepdim=keepdim)
         return found.clamp(max=0) if end is torch.amin else found.clamp(min=0)
@@ -67,6 +76,7 @@ def round_keys(answer):
             'it groups tokens of a channel for both axes: with "token" a group is channels of one token': both(
                 grid(), ("channel", "channel")
             ),
+            'for "channel" the groups were made of x.T: reshape to the shape of x.T first, then turn': not_turned,
             "a whole channel (or token) shares one scale: cut it into groups of `group_size`": whole_rows,
             "all numbers share one scale: each group has its own lowest and highest": both(
                 grid(*(lambda groups, dim, keepdim, end=end: end(groups) for end in (torch.amin, torch.amax)))
@@ -95,6 +105,7 @@ def round_keys(answer):
             "the minimum was taken off, but not added again": both(
                 grid(back=lambda codes, scale, lowest: codes * scale)
             ),
+            "the minimum is missing: take it off before dividing, add it after": both(no_minimum),
             "numbers that share a group do not stand beside each other; cut x into pieces of `group_size` in a row": (
                 spread_groups
             ),
@@ -115,6 +126,9 @@ def exact_tokens(answer):
 
     def right(n, residual, group_size):
         return keys(n, residual, group_size), values(n, residual)
+
+    if isinstance(error_of(answer, 70, 0, 32), ZeroDivisionError):
+        return "with a residual of 0 it divides by 0 (ZeroDivisionError): then keys wait until their group is full"
 
     return compare(
         answer,
@@ -138,6 +152,9 @@ def exact_tokens(answer):
             ),
             "keys keep the latest `residual`, as values do; but once that many wait, all of them are rounded": (
                 lambda n, r, g: (min(n, r), min(n, r))
+            ),
+            "keys do not keep the residual besides; once `residual` of them wait, all are rounded at once": (
+                lambda n, r, g: (min(n, r + n % g), values(n, r))
             ),
             "values wait for whole groups, as keys do; a value's group lies within its own token, so it waits for "
             "nobody, and the latest `residual` are always exact": lambda n, r, g: (keys(n, r, g), keys(n, r, g)),
@@ -184,6 +201,16 @@ def full_groups(answer):
     def keeps_one(waiting, size):
         return cut(waiting, size, max(0, (len(waiting) - 1) // size))
 
+    def from_the_end(waiting, size):
+        rest = len(waiting) % size
+        taken = waiting[:-rest]
+        return taken.reshape(len(taken) // size, size, waiting.shape[1]), waiting[-rest:]
+
+    slice_of_zero = "with nothing left over, a slice such as [:-0] is empty; count from the front"
+    error = error_of(answer, normal(8, 2, seed=2), 4)
+    if isinstance(error, RuntimeError) and not error_of(answer, normal(7, 3), 4):
+        return f"8 keys fill 2 groups of 4, and it raises {type(error).__name__}: {slice_of_zero}"
+
     return compare(
         answer,
         right,
@@ -199,6 +226,7 @@ def full_groups(answer):
             "the last group is filled up with zeros; what fills no group goes on waiting, exactly as it is": padded,
             "only one group is taken; take all that are full": lambda w, size: cut(w, size, min(1, len(w) // size)),
             "when the last group is just full it is kept back; nothing need wait then": keeps_one,
+            slice_of_zero: from_the_end,
             "what fills no group is lost; it goes on waiting": lambda w, size: (right(w, size)[0], w[:0]),
             "everything goes on waiting, the grouped tokens too; they must leave": lambda w, size: (
                 right(w, size)[0],

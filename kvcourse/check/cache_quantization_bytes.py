@@ -26,6 +26,7 @@ def true_bits(answer):
                 b + 16 / g
             ),
             "scale and minimum have 16 bits each, not 32": lambda b, g: b + 64 / g,
+            "the part of scale and minimum is cut to a whole number: divide with /, not //": lambda b, g: b + 32 // g,
             "scale and minimum are counted for each number; a whole group shares them": lambda b, g: b + 32,
             "scale and minimum are not counted": lambda b, g: b,
             "scale and minimum have `bits` bits here; they are kept in 16": lambda b, g: b + 2 * b / g,
@@ -98,6 +99,16 @@ def rounded_cache_bytes(answer):
             "a text shorter than the residual needs room for its own tokens only": with_other(
                 exact=lambda c, n, bits, g, r: r
             ),
+            "all n tokens are rounded here; the latest stay exact, at 16 bits": with_other(
+                keys=lambda c, n, *_: n, values=lambda c, n, *_: n, exact=lambda *_: 0
+            ),
+            "only keys that wait after n tokens are counted as exact; room is reserved for `residual` keys, however "
+            "many wait now": with_other(exact=lambda c, n, bits, g, r: (n % r + min(n, r)) / 2),
+            "a text shorter than the residual has no rounded values, not fewer than none: max(0, n - residual)": (
+                with_other(values=lambda c, n, bits, g, r: n - r)
+            ),
+            "a text shorter than the residual has no rounded values, max(0, n - residual), and needs room for its own "
+            "tokens only": with_other(values=lambda c, n, bits, g, r: n - r, exact=lambda c, n, bits, g, r: r),
             "these are bits; bytes are wanted": lambda *args: 8 * right(*args),
         },
     )
