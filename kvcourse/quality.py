@@ -98,13 +98,13 @@ def perplexity(
     return math.exp(mean) if mean < 700 else math.inf  # a float ends at e to the 709
 
 
-def one_text(tokens) -> Sequence:
+def one_text(tokens, name: str = "tokens") -> Sequence:
     """The items of what may be the ids of a text, in their order, else `ValueError`: True and False are no ids."""
     items = tokens.tolist() if getattr(tokens, "ndim", None) == 1 else tokens
     good = isinstance(items, Sequence) and not isinstance(items, str | bytes)
     if not good or any(isinstance(item, bool) for item in items):
         raise ValueError(
-            "tokens must be the ids of one text, whole numbers in a list or a 1-D tensor; lm.encode(text) gives them."
+            f"{name} must be the ids of one text, whole numbers in a list or a 1-D tensor; lm.encode(text) gives them."
         )
     return items
 

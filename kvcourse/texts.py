@@ -14,6 +14,7 @@ from kvcourse.metrics import Generation, Stopwatch
 from kvcourse.model import Transformer
 from kvcourse.require import require_whole
 from kvcourse.sampling import Sampler
+from kvcourse.weights.fields import short
 
 Prompt = Tensor | list[int]
 
@@ -113,7 +114,7 @@ def as_ids(name: str, ids: Iterable[int], vocab_size: int) -> list[int]:
     try:
         ids = [index(token) for token in ids]
     except TypeError as error:
-        raise ValueError(f"{name} must be a list of token ids, whole numbers; got {ids!r}.") from error
+        raise ValueError(f"{name} must be a list of token ids, whole numbers; got {short(ids)}.") from error
     bad = [token for token in ids if not 0 <= token < vocab_size]
     if bad:
         raise ValueError(f"Token id {bad[0]} in {name} is outside the vocabulary: ids go from 0 to {vocab_size - 1}.")

@@ -125,9 +125,8 @@ NO_PLACE = "A block of a GGUF file is no place for a grid with bits="
     ("weight", "message"),
     [
         (lambda: rtn(WEIGHT, 4, 32), f"{NO_PLACE}4, group_size=32 and kind='zero_point': .* symmetric=True for Q4_0"),
-        (lambda: rtn(WEIGHT, 4, 64, symmetric=True), f"{NO_PLACE}4, group_size=64 .* group_size=32"),
         (lambda: rtn(WEIGHT, 4, 16, symmetric=True), f"{NO_PLACE}4, group_size=16"),
-        (lambda: rtn(WEIGHT, 4, None, symmetric=True), f"{NO_PLACE}4, group_size=None"),
+        (lambda: rtn(WEIGHT[:, :48], 4, None, symmetric=True), f"{NO_PLACE}4, group_size=None .* group_size=32"),
         (lambda: rtn(WEIGHT, 4, "tensor", symmetric=True), f"{NO_PLACE}4, group_size='tensor'"),
         (lambda: rtn(WEIGHT[:, :32], 4, "tensor", symmetric=True), f"{NO_PLACE}4, group_size='tensor'"),
         (lambda: rtn(WEIGHT, 3, 32, symmetric=True), f"{NO_PLACE}3"),
@@ -135,7 +134,11 @@ NO_PLACE = "A block of a GGUF file is no place for a grid with bits="
         (lambda: nf4(WEIGHT, 32), "kind='nf4'"),
         (
             lambda: rtn(WEIGHT, 4, 32, symmetric=True, scale_dtype=torch.float32),
-            "Q4_0 keeps scales in float16, not in float32: quantize with scale_dtype=torch.float16",
+            "Q4_0 keeps scales in float16, .* these, in float32: quantize with scale_dtype=torch.float16",
+        ),
+        (
+            lambda: rtn(1e-3 + 1e-7 * WEIGHT, 4, 32, kind="minimum", scale_dtype=torch.bfloat16),
+            "Q4_1 keeps scales in float16, .* in bfloat16",
         ),
     ],
 )
@@ -149,6 +152,16 @@ def test_a_column_scale_is_refused():
     scaled = QuantizedTensor(weight.codes, weight.scale, None, weight.grid, weight.shape, column_scale=torch.ones(96))
     with pytest.raises(ValueError, match="Q4_0 has no place for AWQ's column scale: use quantize_model"):
         to_blocks(scaled)
+
+
+@pytest.mark.parametrize("group_size", [64, 32, None])
+@pytest.mark.parametrize(
+    ("name", "bits", "kind"), [("Q4_0", 4, "symmetric"), ("Q8_0", 8, "symmetric"), ("Q4_1", 4, "minimum")]
+)
+@pytest.mark.parametrize("scale_dtype", [torch.float16, torch.bfloat16])
+def test_longer_groups_are_blocks_that_are_alike(group_size, name, bits, kind, scale_dtype):
+    weight = rtn(torch.cat((WEIGHT, WEIGHT + 1), 1), bits, group_size, kind=kind, scale_dtype=scale_dtype)
+    assert np.array_equal(dequantized(name, to_blocks(weight)), weight.dequantize().numpy())
 
 
 def test_whole_rows_of_32_are_groups_too():

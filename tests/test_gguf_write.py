@@ -183,13 +183,17 @@ def with_weight(number: float) -> kv.Transformer:
         (
             lambda: with_weight(1e5),
             dict(dtype=torch.float16),
-            "layers.0.mlp.up_proj.weight cannot .* give torch.float32",
+            "layers.0.mlp.up_proj.weight: It has numbers too large for float16: give dtype=torch.float32.$",
         ),
-        (lambda: with_weight(float("nan")), {}, "layers.0.mlp.up_proj.weight cannot be written .* not finite"),
+        (
+            lambda: with_weight(float("nan")),
+            {},
+            "layers.0.mlp.up_proj.weight: A GGUF file cannot have numbers that are infinite or NaN: load .* again.$",
+        ),
         (
             lambda: quantize_model(small_model(), "rtn", 3, 32, progress=False),
             {},
-            r"layers.0.self_attn.q_proj.weight cannot be written to a GGUF file. A block .* bits=3",
+            r"layers.0.self_attn.q_proj.weight: A block of a GGUF file is no place .* bits=3",
         ),
     ],
 )
@@ -212,6 +216,14 @@ def test_the_name_of_the_file(name, tmp_path):
     (tmp_path / "folder.gguf").mkdir()
     with pytest.raises(ValueError, match=f"{name} must be the name of a file that ends in .gguf"):
         write_gguf(lm_of(small_model()), tmp_path / name)
+
+
+def test_what_is_no_lm_or_no_name_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="An LM is needed, as load_model gives it, got Transformer"):
+        write_gguf(small_model(), tmp_path / "m.gguf")
+    for path in (None, 5):
+        with pytest.raises(ValueError, match=f"path must be the name of a file that ends in .gguf, got {path}"):
+            write_gguf(lm_of(small_model()), path)
 
 
 def test_an_error_leaves_what_was_there(tmp_path, monkeypatch):

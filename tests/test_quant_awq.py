@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvcourse.quant import InputStatistics, awq, rtn
-from kvcourse.quant.awq import search_scales
+from kvcourse.quant.awq import RATIOS, scale_for, search_scales
 from kvcourse.quant.grid import TENSOR
 from kvcourse.quant.statistics import output_error
 
@@ -166,6 +166,22 @@ def test_magnitudes_thirty_powers_of_ten_apart():
     assert scale.max() <= 1e4 and scale.min() >= 1e-4 and ours.dequantize().isfinite().all()
 
 
+def test_scales_that_the_type_of_the_groups_cannot_follow_are_not_taken():
+    """Small groups divided by much, and large ones multiplied, are no candidates; without a scale all is well."""
+    weight, inputs = draw(8)
+    statistics = statistics_of(inputs * torch.logspace(-8, 8, 64))
+    for size in (1e-5, 1e4):
+        scaled = size * weight
+        ours = awq(scaled, statistics, 4, 16)
+        nearest = rtn(scaled, 4, 16).dequantize()
+        assert ours.dequantize().isfinite().all()
+        assert output_error(scaled, ours.dequantize(), statistics.hessian) <= output_error(
+            scaled, nearest, statistics.hessian
+        )
+        with pytest.raises(ValueError):
+            rtn(scaled * scale_for(statistics.magnitude, RATIOS[-1]), 4, 16)
+
+
 def test_what_is_given_is_left_as_it_is():
     weight, statistics = draw_with_statistics(9)
     weight = torch.nn.Parameter(weight)
@@ -184,6 +200,12 @@ def test_what_is_given_is_left_as_it_is():
         ({"weight": torch.full((8, 64), torch.nan)}, "weight has numbers that are infinite or NaN"),
         ({"weight": torch.zeros(8, 32)}, "A weight of 32 columns needs statistics of as many inputs, got 64"),
         ({"inputs": InputStatistics(64)}, "Nothing was added to these statistics"),
+        (
+            {"inputs": statistics_of(torch.full((2, 64), 1e20))},
+            "Inputs of a layer are too large: sums of their squares",
+        ),
+        ({"weight": torch.full((8, 64), 1e-8)}, "Numbers of a group go up to 1e-08 only"),
+        ({"foo": 2}, "There is no option foo"),
         ({"inputs": torch.zeros(4, 64)}, "inputs must be InputStatistics, got Tensor"),
     ],
 )

@@ -186,7 +186,7 @@ def test_a_folder_of_a_model_with_another_name(tmp_path):
             "q_proj.weight has its columns in another order, .* static_groups=True",
         ),
         (
-            lambda: quantized(dtype=torch.bfloat16),
+            lambda: quantized(dtype=torch.bfloat16, scale_dtype=torch.float16),
             "q_proj.weight has scales in float16, and .* of the model, bfloat16, .* or with scale_dtype=torch.bfloat16",
         ),
         (
@@ -199,6 +199,28 @@ def test_what_the_layout_has_no_form_for(lm, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         export_compressed(lm(), tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
+
+
+SMALL_HEAD = dict(n_kv_heads=1, d_head=8)  # k and v have 8 rows, whose zero points of 4 bits fill a word
+
+
+def test_zero_points_that_transformers_cannot_read_are_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match="k_proj.weight has 8 rows, .* quantize with symmetric=True, or with group_size="
+    ):
+        export_compressed(quantized(symmetric=False, config=SMALL_HEAD), tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+    with pytest.raises(ValueError, match="An LM is needed, as load_model gives it, got Transformer"):
+        export_compressed(quantized().model, tmp_path / "folder")
+
+
+@needed
+@pytest.mark.parametrize("instead", [dict(symmetric=True), dict(group_size=None), dict(bits=8), dict(n_kv_heads=2)])
+def test_what_is_advised_instead_is_read(instead, tmp_path):
+    config = SMALL_HEAD | {name: instead.pop(name) for name in ("n_kv_heads",) if name in instead}
+    lm = quantized(**dict(symmetric=False, config=config) | instead)
+    export_compressed(lm, tmp_path)
+    assert largest_difference(read_back(tmp_path, True)[1], lm.model(TOKENS)) < 1e-4
 
 
 def test_layers_of_two_grids(tmp_path):

@@ -1,7 +1,6 @@
 """A quantized model written and read back: bit for bit, and refused when a file is not as it was written."""
 
 import json
-from hashlib import sha256
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import kvcourse as kv
 from kvcourse.quant import QuantizedTensor, gptq, quantize_model
-from kvcourse.quant.files import SETTINGS, TENSORS, load, save
+from kvcourse.quant.files import SETTINGS, TENSORS, checksum, load, save
 from kvcourse.quant.linear import QuantEmbedding, QuantLinear
 from kvcourse.rope import Llama3Scaling, PairScaling
 
@@ -163,9 +162,12 @@ def folder(tmp_path):
     return save(quantized("gqa", "head"), tmp_path / "out")
 
 
-def edit(folder, change) -> None:
+def edit(folder, change, sign=True) -> None:
+    """Change the settings; with `sign` their checksum too, as one would who means to deceive."""
     settings = json.loads((folder / SETTINGS).read_text())
     change(settings)
+    if sign:
+        settings["sha256"] = checksum(settings, (folder / TENSORS).read_bytes())
     (folder / SETTINGS).write_text(json.dumps(settings))
 
 
@@ -185,7 +187,7 @@ def test_a_missing_folder_or_file(folder, tmp_path):
 def test_a_tensor_file_that_was_cut_short(folder, cut):
     content = (folder / TENSORS).read_bytes()
     (folder / TENSORS).write_bytes(content[:cut])
-    with pytest.raises(ValueError, match=f"{TENSORS} is not as it was written, by its SHA-256"):
+    with pytest.raises(ValueError, match=f"{TENSORS} or the {SETTINGS} beside it is not as it was written"):
         load(folder)
 
 
@@ -211,7 +213,6 @@ def test_settings_that_are_no_settings(folder, content, said):
     [
         (lambda s: s.update(format=2), "has format 2; this version reads 1"),
         (lambda s: s.pop("format"), "has format None"),
-        (lambda s: s.pop("sha256"), "is not as it was written"),
         (lambda s: s.pop("config"), "KeyError: 'config'"),
         (lambda s: s.pop("weights"), "KeyError: 'weights'"),
         (lambda s: s.pop("report"), "KeyError: 'report'"),
@@ -229,7 +230,7 @@ def test_settings_that_are_no_settings(folder, content, said):
         (lambda s: s["weights"]["lm_head"]["grid"].update(group_size=32), "of a matrix"),
         (lambda s: s["weights"]["lm_head"]["grid"].update(kind="minimum"), "of a matrix"),
         (lambda s: s["weights"]["lm_head"]["grid"].update(scale_dtype="float32"), "scale of a matrix"),
-        (lambda s: s["weights"]["lm_head"].update(tensors=["codes", "scale"]), "1 tensor.*lm_head.zero"),
+        (lambda s: s["weights"]["lm_head"].update(tensors=["codes"]), "1 tensor.*lm_head.scale"),
         (lambda s: s["weights"]["lm_head"].update(tensors=["codes", "scale", "zero", "order"]), "lm_head.order"),
         (lambda s: s["weights"]["lm_head"].update(path="fast"), "path='fast'"),
         (lambda s: s["report"]["layers"][0].pop("name"), "name"),
@@ -242,10 +243,52 @@ def test_settings_that_do_not_fit_the_tensors(folder, change, said):
     assert SETTINGS in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s["config"].update(rope_theta=5e5),
+        lambda s: s["config"].update(window=4),
+        lambda s: s["config"].update(norm_eps=1e-3),
+        lambda s: s["report"]["layers"][0].update(error=0.0),
+        lambda s: s["weights"]["lm_head"].update(path="dequantize"),
+        lambda s: s.update(sha256=None),
+        lambda s: s.pop("sha256"),
+    ],
+)
+def test_settings_that_were_changed_are_refused(folder, change):
+    """Even where they would fit the tensors, and the model would compute something else."""
+    edit(folder, lambda s: None, sign=False)  # the same content, set out otherwise
+    load(folder, device="cpu")
+    edit(folder, change, sign=False)
+    with pytest.raises(ValueError, match=f"{TENSORS} or the {SETTINGS} beside it is not as it was written.*copy the"):
+        load(folder)
+
+
+@pytest.mark.parametrize("path", ["int4 kernel", "int8 kernel"])
+def test_a_kernel_that_does_not_fit_here_is_not_used(folder, tmp_path, path):
+    """As on a machine that has none: the model is loaded all the same, and says why."""
+    before = load(folder, device="cpu")
+    edit(folder, lambda s: [weight.update(path=path) for weight in s["weights"].values()])
+    found = load(folder, device="cpu")
+    assert torch.equal(found(TOKENS), before(TOKENS))
+    for layer in found.modules():
+        if isinstance(layer, QuantLinear):
+            assert layer.path == "dequantize" and f"The {path} " in layer.reason
+    save(found, tmp_path / "again")
+    settings = json.loads((tmp_path / "again" / SETTINGS).read_text())
+    assert {weight["path"] for weight in settings["weights"].values()} == {path}  # the wish stays
+
+
+@pytest.mark.parametrize("given", [None, 5])
+def test_what_is_no_path_is_refused(given):
+    with pytest.raises(ValueError, match=f"folder must be the path of a folder, got {given}"):
+        load(given)
+
+
 def test_tensors_of_another_type_are_refused(folder):
     tensors = load_file(folder / TENSORS)
     for name, dtype in (("lm_head.codes", torch.int8), ("norm.weight", torch.float16)):
         save_file(tensors | {name: tensors[name].to(dtype)}, folder / TENSORS)
-        edit(folder, lambda s: s.update(sha256=sha256((folder / TENSORS).read_bytes()).hexdigest()))
+        edit(folder, lambda s: None)
         with pytest.raises(ValueError, match=name.rpartition(".")[2] if "codes" in name else name):
             load(folder, device="cpu")

@@ -409,6 +409,8 @@ def spoiled(tensor, value):
         ({"hessian": torch.eye(32)}, "A weight of 64 columns needs a hessian of shape (64, 64), got (32, 32)"),
         ({"hessian": torch.ones(64)}, "A weight of 64 columns needs a hessian of shape (64, 64), got (64,)"),
         ({"hessian": torch.eye(64).roll(1, 0)}, "hessian must be symmetric"),
+        ({"weight": torch.full((8, 64), 1e-8)}, "Numbers of a group go up to 1e-08 only"),
+        ({"foo": 2}, "There is no option foo: those of a grid are kind, clip, scale_dtype."),
         ({"hessian": None}, "hessian must be a tensor of floating point numbers, got NoneType"),
     ],
 )

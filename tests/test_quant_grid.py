@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcourse.quant import grid as grids
-from kvcourse.quant.grid import Grid, as_grid, decode, encode, fit, nf4_levels, rounded_up
+from kvcourse.quant.grid import Grid, as_grid, decode, encode, fit, in_dtype, nf4_levels, require_scales, rounded_up
 
 FLOAT32 = {"scale_dtype": torch.float32}
 EVEN = ("zero_point", "symmetric", "minimum")
@@ -272,7 +272,7 @@ def test_grids_keep_no_graph():
 @pytest.mark.parametrize(
     "number, dtype, says",
     [
-        (1e6, torch.float16, "scale of 1e+06 is too large for float16, which ends at 6.55e+04"),
+        (1e6, torch.float16, "A scale of 1e+06 is too large for float16, which ends at ±6.55e+04"),
         (float("nan"), torch.float16, "infinite, NaN"),
         (float("inf"), torch.float32, "infinite, NaN"),
     ],
@@ -283,9 +283,53 @@ def test_a_group_that_no_scale_of_the_type_can_hold_is_refused(number, dtype, sa
     assert says in str(refused.value)
 
 
+# float16 has numbers down to 2^-24. A group needs a scale of its largest magnitude over as many steps.
+STEPS = {"zero_point": 15, "symmetric": 7, "minimum": 15, "nf4": 1}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("beside", [0, 1])
+def test_a_group_that_needs_a_smaller_scale_than_the_type_has_is_refused(kind, beside):
+    least = STEPS[kind] * 2.0**-24
+    groups = torch.tensor([[[0.0, 0, 0], [0, least, -least / 2], [beside, 2, 3]]])
+    assert require_scales(groups, Grid(4, kind=kind)) is groups
+    groups[0, 1] /= 1.01
+    with pytest.raises(
+        ValueError, match="go up to .* only, .* begins at 5.96e-08; .* give scale_dtype=torch.bfloat16 or"
+    ):
+        require_scales(groups, Grid(4, kind=kind))
+    for wider in (torch.bfloat16, torch.float32):
+        require_scales(groups, Grid(4, kind=kind, scale_dtype=wider))
+
+
+def test_where_float32_ends_too():
+    with pytest.raises(
+        ValueError, match="too small for float32, which begins at 1.401e-45.*: multiply them with a large"
+    ):
+        require_scales(torch.tensor([5e-45, 0]), Grid(4, **FLOAT32))
+
+
+@pytest.mark.parametrize("kind", EVEN)
+def test_the_smallest_scale_loses_a_bit_at_most(kind):
+    """And a little less than that would lose more: all of the group in the end."""
+    x = torch.linspace(-1, 1, 16) * STEPS[kind] * 2.0**-24
+    values = on_grid(x, Grid(4, kind=kind))[0]
+    assert (values - x).abs().max() <= 2.0**-24 and values.unique().numel() >= 8
+    assert on_grid(x / 40, Grid(4, kind=kind))[0].unique().numel() == 1
+
+
+def test_values_just_beyond_float16_become_its_largest_number():
+    end = 65504.0
+    values, *_ = on_grid([end, -end, 0, 1], Grid(4, kind="minimum"))
+    assert values[0] > end + 16 and values.half().isinf().any()  # by itself it overflows
+    assert in_dtype(values, torch.float16)[:2].tolist() == [end, -end]
+    assert torch.equal(in_dtype(values, torch.float32), values)
+    assert in_dtype(torch.tensor([1e6, -1e6, torch.nan]), torch.float16).isfinite().sum() == 0  # too far to be rounding
+
+
 def test_a_minimum_too_large_for_its_type_is_refused_and_the_advice_works():
     x = torch.tensor([-1e5, -1e5 + 1])
-    with pytest.raises(ValueError, match=r"minimum of 1e\+05 is too large for float16.*scale_dtype=torch.float32"):
+    with pytest.raises(ValueError, match=r"minimum of -1e\+05 is too large for float16.*scale_dtype=torch.float32"):
         fit(x, Grid(4, kind="minimum"))
     assert on_grid(x, Grid(4, kind="minimum", **FLOAT32))[0].tolist() == pytest.approx(x.tolist())
 
@@ -309,6 +353,7 @@ def test_a_minimum_too_large_for_its_type_is_refused_and_the_advice_works():
         ({"scale_dtype": torch.float64}, "must be torch.float16, torch.bfloat16 or torch.float32"),
         ({"symmetric": "no"}, "symmetric='no' must be True or False"),
         ({"symmetric": True, "kind": "nf4"}, "symmetric=True contradicts kind='nf4'"),
+        ({"foo": 1}, "There is no option foo: those of a grid are kind, clip, scale_dtype."),
     ],
 )
 def test_what_is_no_grid_is_refused(arguments, says):

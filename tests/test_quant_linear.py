@@ -290,6 +290,13 @@ def test_bad_arguments_are_refused(changes, message):
         QuantLinear(int4(), **changes)
 
 
+@pytest.mark.parametrize("make", [QuantLinear, QuantEmbedding])
+@pytest.mark.parametrize("weight", [torch.ones(4, 4), None])
+def test_what_is_no_packed_weight_is_refused(make, weight):
+    with pytest.raises(ValueError, match="weight must be a QuantizedTensor, as .* makes one, got (Tensor|NoneType)"):
+        make(weight)
+
+
 # --- in a model ---
 
 
@@ -332,6 +339,26 @@ def test_an_embedding_gives_rows_of_the_dequantized_weight(weight, dtype):
     assert torch.equal(QuantEmbedding(weight, dtype)(ids), right)
     assert torch.equal(QuantEmbedding(QuantLinear(weight, dtype=dtype))(ids), right)
     assert not torch.equal(QuantEmbedding(weight, dtype)(ids + 1), right)
+
+
+@pytest.mark.parametrize("weight", [int8(), rtn(random(50, 15), 3, "tensor")])
+def test_an_embedding_takes_the_ids_that_torch_takes(weight):
+    ours, theirs = QuantEmbedding(weight), torch.nn.Embedding.from_pretrained(weight.dequantize())
+    for ids in (torch.tensor(3), torch.zeros(0, dtype=torch.long), torch.zeros(2, 0, dtype=torch.int32)):
+        assert torch.equal(ours(ids), theirs(ids))
+    for bad in (-1, weight.shape[0]):
+        for embedding in (ours, theirs):
+            with pytest.raises(IndexError, match="out of range"):
+                embedding(torch.tensor([0, bad]))
+
+
+def test_a_path_may_be_asked_for_later():
+    layer = QuantLinear(int4(), dtype=torch.float32, path="dequantize")
+    layer.ask("int4 kernel")
+    assert layer.path == "dequantize" and "is used in bfloat16" in layer.reason
+    assert layer.to(BF16).path == with_kernel(int4()).path
+    with pytest.raises(ValueError, match="path='fast' must be one of"):
+        layer.ask("fast")
 
 
 @pytest.mark.parametrize("weight", [int8(), int4(), rtn(random(128, 192), 3, 32)])

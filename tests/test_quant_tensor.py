@@ -193,6 +193,26 @@ def test_nf4_of_two_groups_worked_by_hand():
     assert nf4(normal(2, 128)).grid == Grid(4, 64, "nf4")
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("kind", EVEN)
+def test_the_largest_numbers_of_float16_come_back_finite(bits, kind):
+    weight = torch.tensor([[65504.0, -65504, 0, 1]])
+    stored = rtn(weight, bits, kind=kind, scale_dtype=torch.float32 if bits == 2 else torch.float16)
+    half = stored.dequantize(torch.float16)
+    assert half.isfinite().all()
+    assert torch.equal(half.float(), stored.dequantize().clamp(-65504, 65504).half().float())
+
+
+def test_tiny_weights_are_kept_in_scales_that_can_and_refused_in_others():
+    weight = normal(4, 64) * 1e-8
+    with pytest.raises(ValueError, match="they would be lost: give scale_dtype=torch.bfloat16 or torch.float32"):
+        rtn(weight, 4, 32)
+    for dtype in (torch.bfloat16, torch.float32):
+        kept = rtn(weight, 4, 32, scale_dtype=dtype).dequantize()
+        assert (kept - weight).abs().max() < 0.25e-8
+    assert rtn(weight * 0, 4, 32).dequantize().abs().max() == 0
+
+
 def test_smaller_groups_and_more_bits_lose_less():
     weight = normal(16, 128)
     weight[:, 7] *= 10
@@ -223,6 +243,7 @@ def test_smaller_groups_and_more_bits_lose_less():
         (torch.zeros(2, 100), (4, 0), "group_size=0 must be a whole number of at least 1, None for one grid a row"),
         (torch.zeros(2, 100), (6,), "bits=6 must be one of 2, 3, 4, 8"),
         (torch.full((2, 4), 1e6), (2, None, True), "A scale of 1e+06 is too large for float16"),
+        (torch.tensor([[1.0, 2, 1e-8, 0]]), (4, 2), "Numbers of a group go up to 1e-08 only"),
     ],
 )
 def test_what_cannot_be_rounded_is_refused(weight, arguments, says):
@@ -294,6 +315,22 @@ def test_inputs_that_statistics_cannot_count_are_refused_and_not_counted(x, says
     with pytest.raises(ValueError) as refused:
         statistics.add(x)
     assert says in str(refused.value) and statistics.n == 0 and statistics.moments.count_nonzero() == 0
+
+
+def test_what_is_no_tensor_cannot_be_counted():
+    with pytest.raises(ValueError, match=r"x must be a tensor \(..., 2\), got list"):
+        InputStatistics(2).add([1, 2])
+
+
+def test_sums_that_overflow_are_refused():
+    statistics = InputStatistics(2)
+    statistics.add(torch.tensor([[1e20, 1.0]]))
+    assert statistics.magnitude.tolist() == pytest.approx([1e20, 1])
+    with pytest.raises(ValueError, match="Inputs of a layer are too large: sums of their squares overflow float32"):
+        _ = statistics.hessian
+    statistics.add(torch.tensor([[3e38, 1.0], [3e38, 1.0]]))
+    with pytest.raises(ValueError, match="Inputs of a layer are too large"):
+        _ = statistics.magnitude
 
 
 def test_statistics_of_nothing_are_refused():

@@ -254,6 +254,27 @@ def test_fake_quantize_is_what_the_cache_reads_back(axis, dtype):
     assert largest_difference(other, fake) > 0.01
 
 
+@pytest.mark.parametrize("axes", AXES)
+def test_the_largest_numbers_of_float16_are_read_back_as_such(axes):
+    """On its grid 65504 is read as 65536, which float16 has no place for."""
+    config = small_config(n_layers=1)
+    keys, values = numbers(config, 20, dtype=torch.float16)
+    for x in (keys, values):
+        x[0, 0, 0, 3, 2:4] = torch.tensor([65504.0, -65504.0])
+        x[0, 0, 0, 2, 2:4] = torch.tensor([-65504.0, 65504.0])
+    cache = QuantizedCache(config, 4, 4, 8, key_axis=axes[0], value_axis=axes[1], dtype=torch.float16, device="cpu")
+    push(cache, keys, values, [16])
+    for part in cache.parts(0):
+        assert part.rounded.abs().max() > 65504 + 16  # what half of float32 would make infinite
+    with cache.step(cache.next_positions(1)) as step:
+        for store in (step.keys, step.values):
+            seen = store.store_and_read(0, keys[0][:, :, 16:17])
+            assert seen.isfinite().all() and seen[0, 0, 3, 2:4].tolist() == [65504, -65504]
+        step.attend(0, keys[0][:, :, 16:17].repeat_interleave(4, 1), keys[0][:, :, 16:17], values[0][:, :, 16:17])
+    for axis in ("token", "channel"):
+        assert fake_quantize(keys[0], 4, axis, 4).isfinite().all()
+
+
 # Logits, against a model that rounds in plain loops
 
 
@@ -765,4 +786,12 @@ def test_fake_quantize_refuses_what_the_cache_refuses():
     for bad, words in (((5, "token", 4), "bits=5"), ((4, "row", 4), "axis of numbers"), ((4, "token", 3), "d_head=8")):
         with pytest.raises(ValueError, match=words):
             fake_quantize(x, *bad)
+    for bad, words in (
+        (torch.randn(8), r"x must have the axes \(..., tokens, d_head\), got shape \(8,\)"),
+        ([1, 2], "x must be a tensor of floating point numbers, got list"),
+        (x.int(), "x must be a tensor of floating point numbers, got torch.int32"),
+        (x * torch.nan, "x has numbers that are infinite or NaN"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fake_quantize(bad, 4, "token", 8)
     assert isinstance(QuantizedCache(small_config(), 4, 4, 8, **CPU).keys, Store)

@@ -15,6 +15,7 @@ from kvcourse.caches.quantized_store import Layout, Part, Store, cache_grid, spa
 from kvcourse.config import ModelConfig, require_config
 from kvcourse.device import as_dtype, resolve
 from kvcourse.layers import attention, visible
+from kvcourse.quant.grid import in_dtype
 from kvcourse.require import require_whole
 
 
@@ -230,7 +231,7 @@ class StoreStep:
         """Store new keys or values `(B, H_kv, T, D)`; return all that rows hold, by position, `(B, H_kv, S, D)`."""
         store, ring, (rows, blocks) = self.store, self.store.ring[layer], self.blocks
         seen = new.new_empty(*new.shape[:2], self.length, new.shape[3])
-        seen[:, :, : self.rounded] = store.read(layer, self.rounded)
+        seen[:, :, : self.rounded] = in_dtype(store.read(layer, self.rounded), seen.dtype)
         seen[:, :, self.rounded :] = 0  # where a row is shorter: that is masked, but 0 x NaN is NaN
         seen[self.waiting] = ring[self.waiting_slots]
         seen[self.new] = new[self.columns]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvcourse.quant.grid import Grid, decode, encode, fit
+from kvcourse.quant.grid import Grid, decode, encode, fit, in_dtype, require_finite
 from kvcourse.quant.packing import pack, packed_bytes, unpack
 from kvcourse.require import require_whole
 
@@ -207,9 +207,12 @@ def cache_grid(bits: int, group_size: int, dtype: torch.dtype) -> Grid:
 def fake_quantize(x: Tensor, bits: int, axis: str, group_size: int = 32) -> Tensor:
     """Keys or values x `(B, H_kv, T, D)` as a `QuantizedCache` would read them back, without keeping them in few bits.
 
-    With the axis "channel" the last tokens stay exact where they fill no group. Raises `ValueError` as the cache does.
+    With the axis "channel" the last tokens stay exact where they fill no group. Raises `ValueError` as the cache does,
+    and for what is no such tensor of finite floating point numbers.
     """
+    if require_finite("x", x).ndim < 2:
+        raise ValueError(f"x must have the axes (..., tokens, d_head), got shape {tuple(x.shape)}.")
     layout = Layout("numbers", axis, cache_grid(bits, group_size, x.dtype), 0, x.shape[-1])
     n = layout.quantized(x.shape[-2])
-    rounded = layout.read(*layout.round(x[..., :n, :])).to(x.dtype)
+    rounded = in_dtype(layout.read(*layout.round(x[..., :n, :])), x.dtype)
     return torch.cat((rounded, x[..., n:, :]), dim=-2)

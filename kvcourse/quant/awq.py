@@ -5,6 +5,7 @@ ends hardly move, a column that was multiplied with s > 1 is rounded s times fin
 one line, s = (mean magnitude of the input)^ratio: ratio 0 changes nothing, and with 1 all inputs become equally large.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from math import log
 
@@ -62,7 +63,14 @@ def search_scales(
         rounded = (round_scaled(weight, scale, bits, group_size, symmetric, **options) for weight in weights)
         return sum(output_error(w, q.dequantize(), hessian) for w, q in zip(weights, rounded, strict=True))
 
-    return min((scale_for(magnitude, ratio) for ratio in RATIOS), key=error)
+    best = scale_for(magnitude, 0)
+    least = error(best)
+    for ratio in RATIOS[1:]:
+        tried = scale_for(magnitude, ratio)
+        with suppress(ValueError):  # numbers that scale_dtype is too narrow for, once they are multiplied
+            found = error(tried)
+            best, least = (tried, found) if found < least else (best, least)
+    return best
 
 
 def scale_for(magnitude: Tensor, ratio: float) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from kvcourse.caches import NoCache
 from kvcourse.model import Layer, Transformer
-from kvcourse.quality import at_most
+from kvcourse.quality import at_most, one_text
 from kvcourse.quant.statistics import InputStatistics
 from kvcourse.texts import as_ids
 
@@ -96,13 +96,7 @@ def calibration_rows(tokens: Tensor | list[int], context: int | None, model: Tra
     """
     limit = model.config.max_seq_len
     context = at_most("context", min(CONTEXT, limit) if context is None else context, limit, "the model's own")
-    if isinstance(tokens, str) or getattr(tokens, "ndim", 1) != 1:
-        given = f"{len(tokens)} letters" if isinstance(tokens, str) else f"shape {tuple(tokens.shape)}"
-        raise ValueError(
-            f"calibration must be the token ids of one text, a list or a 1-D tensor, as lm.encode(text) gives them; "
-            f"got {given}."
-        )
-    ids = torch.tensor(as_ids("calibration", tokens, model.config.vocab_size))
+    ids = torch.tensor(as_ids("calibration", one_text(tokens, "calibration"), model.config.vocab_size))
     if len(ids) < context:
         raise ValueError(
             f"calibration has {len(ids)} tokens, but one row takes context={context}: give a longer text, such as "

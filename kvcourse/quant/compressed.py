@@ -28,7 +28,7 @@ from kvcourse.quant.packing import pack
 from kvcourse.quant.tensor import QuantizedTensor
 from kvcourse.training.export import as_text, place
 from kvcourse.training.files import usable
-from kvcourse.weights.gguf_write import tokenizer_source, weights
+from kvcourse.weights.gguf_write import require_lm, tokenizer_source, weights
 from kvcourse.weights.hf_write import hf_config
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -44,10 +44,11 @@ def export_compressed(lm: LM, folder: str | os.PathLike, source: str | os.PathLi
     `source` is the folder that the model was loaded from, whose tokenizer files are copied; a course model's is found
     by its name. A tokenizer from a GGUF file has no such files, and is left out.
 
-    Raises `ValueError` for a model that is not quantized, or in a way that the layout has no form for, `RuntimeError`
+    Raises `ValueError` for what is no `LM`, a model that is not quantized, or in a way that the layout has no form for
+    or `transformers` cannot read, `RuntimeError`
     when the files cannot be written.
     """
-    model, dtype = lm.model, lm.model.dtype
+    model, dtype = require_lm(lm).model, lm.model.dtype
     grid, ignored = one_grid(model)
     tensors = {}
     for name, weight in weights(model):
@@ -97,6 +98,11 @@ def packed(name: str, weight: QuantizedTensor, dtype: torch.dtype) -> dict[str, 
             "and with quantize_model, which folds AWQ's scales."
         )
     codes, _, zero = weight.unpacked()
+    if weight.grid.bits == 4 and weight.shape[0] <= 8 and zero is not None and zero.shape[1] > 1:
+        raise ValueError(  # transformers 5.24 views (1, groups) as bytes, which PyTorch refuses
+            f"{name} has {weight.shape[0]} rows, whose zero points fill one word at most, and transformers cannot read "
+            "them in groups then: quantize with symmetric=True, or with group_size=None."
+        )
     parts = {"packed": words(codes, weight.grid.bits), "scale": scale, "shape": torch.tensor(weight.shape)}
     if zero is not None:
         parts["zero_point"] = words(zero.T, weight.grid.bits).T

@@ -4,11 +4,12 @@ bit.
 | file | what it holds |
 |---|---|
 | `quantized.safetensors` | all tensors: codes, scales and zeros of each rounded weight, and what was not rounded |
-| `quantized.json` | the model's shape, the grid of each rounded weight, the report, and the SHA-256 of the other file |
+| `quantized.json` | the model's shape, the grid of each rounded weight, the report, and a SHA-256 of all of it |
 
 It has no tokenizer: that is the one of the model it was made from.
 """
 
+import json
 import os
 from dataclasses import asdict
 from hashlib import sha256
@@ -26,7 +27,8 @@ from kvcourse.device import as_dtype, resolve
 from kvcourse.lm import LM
 from kvcourse.model import Transformer
 from kvcourse.quality import transformer_of
-from kvcourse.quant.grid import Grid
+from kvcourse.quant.grid import Grid, name_of
+from kvcourse.quant.kernels import Dequantize
 from kvcourse.quant.linear import QuantEmbedding, QuantLinear
 from kvcourse.quant.report import LayerReport, Quantization
 from kvcourse.quant.tensor import QuantizedTensor
@@ -60,8 +62,8 @@ def save(model: LM | Transformer, folder: str | os.PathLike) -> Path:
         "dtype": name_of(model.dtype),
         "weights": {name: weight_fields(weight, layers[name].asked) for name, weight in weights.items()},
         "report": None if getattr(model, "quantization", None) is None else asdict(model.quantization),
-        "sha256": sha256(data).hexdigest(),
     }
+    settings["sha256"] = checksum(settings, data)
     return place({SETTINGS: as_text(settings), TENSORS: data}, usable(folder))
 
 
@@ -69,8 +71,13 @@ def load(folder: str | os.PathLike, device=None) -> Transformer:
     """The model that `save` wrote, with its `quantization` report; its logits are equal bit for bit. `device` defaults
     to the one the course uses on this machine.
 
-    Raises `FileNotFoundError` when there is no such folder or it lacks a file, `ValueError` when one is damaged.
+    A layer that was to go by a kernel which is missing here, or does not fit, dequantizes; its `.reason` says why.
+
+    Raises `FileNotFoundError` when there is no such folder or it lacks a file, `ValueError` when one is damaged or was
+    changed.
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise ValueError(f"folder must be the path of a folder, got {folder!r}.")
     folder = Path(folder)
     for file in (folder / SETTINGS, folder / TENSORS):
         if not file.is_file():
@@ -79,7 +86,7 @@ def load(folder: str | os.PathLike, device=None) -> Transformer:
     settings = read_object(folder / SETTINGS)
     if settings.get("format") != FORMAT:
         raise ValueError(f"{folder / SETTINGS} has format {settings.get('format')!r}; this version reads {FORMAT}.")
-    tensors = read_whole(folder / TENSORS, settings.get("sha256"))
+    tensors = read_whole(folder, settings)
     try:
         return build(settings, tensors, device, str(folder))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -95,10 +102,6 @@ def quantized_layers(model: Transformer) -> dict[str, QuantLinear]:
     return {name.removesuffix(".table"): module for name, module in modules if isinstance(module, QuantLinear)}
 
 
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def config_fields(config: ModelConfig) -> dict:
     scaling = config.rope_scaling
     kind = None if scaling is None else {"kind": type(scaling).__name__}
@@ -110,12 +113,24 @@ def weight_fields(weight: QuantizedTensor, path: str) -> dict:
     return {"shape": weight.shape, "grid": grid, "note": weight.note, "path": path, "tensors": list(weight.tensors)}
 
 
-def read_whole(file: Path, checksum: str) -> dict[str, Tensor]:
-    """The tensors of a file, which must be the one that was written."""
+def checksum(settings: dict, data: bytes) -> str:
+    """SHA-256 of both files: of all settings but the checksum, and of the tensors."""
+    described = {name: value for name, value in settings.items() if name != "sha256"}
+    digest = sha256(json.dumps(described).encode())
+    digest.update(data)
+    return digest.hexdigest()
+
+
+def read_whole(folder: Path, settings: dict) -> dict[str, Tensor]:
+    """The tensors of a folder, whose files must be those that were written."""
+    file = folder / TENSORS
     refuse_pointer(file)
     data = file.read_bytes()
-    if sha256(data).hexdigest() != checksum:
-        raise ValueError(f"{file} is not as it was written, by its SHA-256 in {SETTINGS}: copy the folder again.")
+    if checksum(settings, data) != settings.get("sha256"):
+        raise ValueError(
+            f"{file} or the {SETTINGS} beside it is not as it was written, by the SHA-256 in the latter: copy the "
+            "folder again, or save the model again."
+        )
     try:
         return read_tensors(data)
     except SafetensorError as error:
@@ -141,7 +156,9 @@ def build(settings: dict, tensors: dict[str, Tensor], device: torch.device, wher
         shape = tuple(model.get_submodule(name).weight.shape)
         weight = read_weight(name, fields, shape, tensors)
         bias = getattr(model.get_submodule(name), "bias", None)
-        put(model, name, QuantLinear(weight, bias, dtype, fields["path"]))
+        layer = QuantLinear(weight, bias, dtype, Dequantize.path)
+        layer.ask(fields["path"])  # what it was on the machine that saved it may not fit here
+        put(model, name, layer)
     model.quantization = read_report(settings["report"])
     return model
 

@@ -10,7 +10,8 @@ d and m are float16, little-endian. Byte i of 4-bit codes holds number i in its 
 half: not two neighbours, so that a processor unpacks sixteen at once with one mask and one shift.
 
 So `Q4_0` is a symmetric grid of 4 bits in groups of 32, `Q8_0` the same of 8 bits, and `Q4_1` a grid with a minimum:
-`to_blocks` writes a weight that was rounded onto one of these, changing no number of it.
+`to_blocks` writes a weight that was rounded onto one of these, changing no number of it. Groups of more numbers, a
+whole row say, are several blocks that are alike.
 Source: block_q4_0, block_q4_1, block_q8_0 in https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h, and
 dequantize_row_q4_0 and its neighbours in ggml-quants.c there.
 """
@@ -18,6 +19,7 @@ dequantize_row_q4_0 and its neighbours in ggml-quants.c there.
 import numpy as np
 import torch
 
+from kvcourse.quant.grid import name_of
 from kvcourse.quant.tensor import QuantizedTensor
 
 SIZE = 32  # numbers in a block
@@ -65,16 +67,20 @@ def block_type(weight: QuantizedTensor) -> str:
 
     Raises `ValueError` for a weight that none of them can hold, saying how to round one that they can.
     """
-    grid, wanted = weight.grid, "quantize with bits=4 or 8, group_size=32 and symmetric=True for Q4_0 or Q8_0"
+    grid, wanted = weight.grid, "quantize with bits=4 or 8, group_size=32 or 64 and symmetric=True for Q4_0 or Q8_0"
     name = next((name for name, kind in GRIDS.items() if kind == (grid.bits, grid.kind)), None)
-    if name is None or weight.scale.shape[1] * SIZE != weight.shape[1] or len(weight.scale) != weight.shape[0]:
+    rows, groups = weight.scale.shape
+    if name is None or weight.shape[1] % (groups * SIZE) or rows != weight.shape[0]:
         raise ValueError(
             f"A block of a GGUF file is no place for a grid with bits={grid.bits}, group_size={grid.group_size!r} and "
             f'kind={grid.kind!r}: {wanted}, or with bits=4, group_size=32 and kind="minimum" for Q4_1.'
         )
-    if grid.scale_dtype != torch.float16:
-        kept = str(grid.scale_dtype).removeprefix("torch.")
-        raise ValueError(f"{name} keeps scales in float16, not in {kept}: quantize with scale_dtype=torch.float16.")
+    shared = weight.scale if grid.kind == "symmetric" else torch.cat((weight.scale, weight.zero))
+    if not torch.equal(shared.half().to(shared.dtype), shared):
+        raise ValueError(
+            f"{name} keeps scales in float16, which cannot hold all of these, in {name_of(grid.scale_dtype)}: quantize "
+            "with scale_dtype=torch.float16."
+        )
     if weight.order is not None:
         raise ValueError(
             f"{name} has codes in the order of the columns, and act_order=True has left them in another: quantize "
@@ -97,8 +103,9 @@ def to_blocks(weight: QuantizedTensor) -> np.ndarray:
         codes = codes ^ 128  # code - 128 as a signed byte
     else:
         codes = codes[..., : SIZE // 2] | codes[..., SIZE // 2 :] << 4
+    blocks = codes.shape[1]
     shared = [
-        part.contiguous().numpy().astype("<f2")[..., None].view(np.uint8)
+        part.half().repeat_interleave(blocks // part.shape[1], 1).numpy().astype("<f2")[..., None].view(np.uint8)
         for part in (scale, minimum)
         if part is not None
     ]

@@ -18,7 +18,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from kvcourse.quant.grid import TENSOR, Grid, as_grid, decode, encode, fit, require_finite
+from kvcourse.quant.grid import TENSOR, Grid, as_grid, decode, encode, fit, require_finite, require_scales
 from kvcourse.quant.tensor import QuantizedTensor, in_groups, require_matrix, rtn
 from kvcourse.require import require_flag, require_whole
 
@@ -57,6 +57,7 @@ def gptq(
         raise ValueError("GPTQ rounds onto even grids here: give a kind other than nf4, or use nf4 or rtn instead.")
     columns = require_matrix(weight).shape[1]
     size = grid.size(columns)
+    require_scales(in_groups(weight, grid), grid)
     hessian = require_hessian(hessian, columns).to(weight.device, torch.float32)
     block_size = require_whole("block_size", block_size)
     act_order, static = require_flag("act_order", act_order), require_flag("static_groups", static_groups)

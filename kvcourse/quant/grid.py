@@ -27,6 +27,7 @@ from kvcourse.quant.packing import require_bits
 from kvcourse.require import require_flag, require_whole
 
 KINDS = ("zero_point", "symmetric", "minimum", "nf4")
+OPTIONS = ("kind", "clip", "scale_dtype")  # of a grid, beside bits and group_size
 SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 SHRINKS = tuple(1 - step / 20 for step in range(1, 11))  # tried by the clipping search: 0.95, 0.9, ..., 0.5
 TENSOR = "tensor"
@@ -97,7 +98,10 @@ def require_group_size(group_size) -> int | str | None:
 
 
 def as_grid(bits: int, group_size: int | str | None = None, symmetric: bool = False, **options) -> Grid:
-    """A `Grid`; `symmetric=True` is short for `kind="symmetric"`."""
+    """A `Grid`; `symmetric=True` is short for `kind="symmetric"`. `ValueError` for an option that no grid has."""
+    for name in options:
+        if name not in OPTIONS:
+            raise ValueError(f"There is no option {name}: those of a grid are {', '.join(OPTIONS)}.")
     if require_flag("symmetric", symmetric):
         if options.get("kind", "symmetric") != "symmetric":
             raise ValueError(f"symmetric=True contradicts kind={options['kind']!r}: give one of them.")
@@ -113,6 +117,32 @@ def require_finite(name: str, numbers: Tensor) -> Tensor:
     if not numbers.float().isfinite().all():  # as float32, in which grids are worked out: 1e300 is too large as well
         raise ValueError(f"{name} has numbers that are infinite or NaN; such numbers have no place on a grid.")
     return numbers
+
+
+def require_scales(groups: Tensor, grid: Grid) -> Tensor:
+    """`groups` `(..., n)` of weights if `grid.scale_dtype` has scales as small as they need, else `ValueError`.
+
+    A scale is rounded up. From the smallest number of the type on, that makes it at most twice as large: a bit is lost
+    at worst. Below, all of the group could become 0 unnoticed. A group of zeros needs no scale.
+    """
+    steps = {"nf4": 1, "symmetric": grid.center - 1}.get(grid.kind, grid.top)  # from 0 to the largest magnitude
+    limits = torch.finfo(grid.scale_dtype)
+    smallest = limits.smallest_normal * limits.eps
+    largest = groups.detach().float().abs().amax(-1)
+    lost = largest[(largest > 0) & (largest < steps * smallest)]
+    if len(lost):
+        wider = "multiply them with a large number"
+        if grid.scale_dtype == torch.float16:
+            wider = "give scale_dtype=torch.bfloat16 or torch.float32"
+        raise ValueError(
+            f"Numbers of a group go up to {lost.min().item():.4g} only, and in {grid.bits} bits need a scale too small "
+            f"for {name_of(grid.scale_dtype)}, which begins at {smallest:.4g}; they would be lost: {wider}."
+        )
+    return groups
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def fit(x: Tensor, grid: Grid, importance: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -169,10 +199,10 @@ def stored(numbers: Tensor, grid: Grid, what: str) -> Tensor:
         return kept
     if not numbers.isfinite().all():
         raise ValueError("Numbers of a group are infinite, NaN, or further apart than float32 can tell.")
-    name = str(grid.scale_dtype).removeprefix("torch.")
+    largest = numbers.max().item() * (-1 if what == "minimum" else 1)  # a minimum comes with its sign turned
     raise ValueError(
-        f"A {what} of {numbers.abs().max().item():.4g} is too large for {name}, which ends at "
-        f"{torch.finfo(grid.scale_dtype).max:.4g}: give scale_dtype=torch.float32."
+        f"A {what} of {largest:.4g} is too large for {name_of(grid.scale_dtype)}, which ends at "
+        f"±{torch.finfo(grid.scale_dtype).max:.4g}: give scale_dtype=torch.float32."
     )
 
 
@@ -204,6 +234,15 @@ def decode(codes: Tensor, scale: Tensor, zero: Tensor | None, grid: Grid) -> Ten
     if grid.kind == "minimum":
         return codes.float() * scale.float() + zero.float()
     return (codes.float() - (grid.center if zero is None else zero.float())) * scale.float()
+
+
+def in_dtype(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Decoded numbers in `dtype`. A grid may reach just beyond the largest number of float16, where what was rounded
+    onto it did not: such a value becomes that number. What is far beyond becomes infinite, so that it shows."""
+    if dtype == torch.float16:  # the other types reach as far as float32
+        end = torch.finfo(dtype).max
+        numbers = torch.where(numbers.abs() < 2 * end, numbers.clamp(-end, end), numbers)
+    return numbers.to(dtype)
 
 
 def nf4_levels() -> Tensor:

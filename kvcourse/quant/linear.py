@@ -21,9 +21,8 @@ class QuantLinear(nn.Module):
 
     def __init__(self, weight: QuantizedTensor, bias: Tensor | None = None, dtype=torch.float32, path: str = "auto"):
         super().__init__()
-        if path not in PATHS:
-            raise ValueError(f"path={path!r} must be one of {', '.join(PATHS)}.")
-        self.out_features, self.in_features = weight.shape
+        require_path(path)
+        self.out_features, self.in_features = require_quantized(weight).shape
         if bias is not None and bias.shape != (self.out_features,):
             raise ValueError(f"bias must have shape ({self.out_features},), got {tuple(bias.shape)}.")
         self.dtype, self.device, self.asked = as_dtype(dtype), weight.codes.device, path
@@ -31,6 +30,11 @@ class QuantLinear(nn.Module):
         self.keep(weight)
         if path not in ("auto", self.path):
             raise ValueError(f'path="{path}" does not fit: {self.reason}')
+
+    def ask(self, path: str) -> None:
+        """Go by `path` where it fits; where it does not, dequantize, and `.reason` says why."""
+        self.asked = require_path(path)
+        self.keep(self.quantized())
 
     def keep(self, weight: QuantizedTensor) -> None:
         """Hold the weight in the form of the path that fits."""
@@ -85,7 +89,8 @@ class QuantEmbedding(nn.Module):
 
     def __init__(self, weight: QuantizedTensor | QuantLinear, dtype=torch.float32):
         super().__init__()
-        self.table = weight if isinstance(weight, QuantLinear) else QuantLinear(weight, None, dtype, Dequantize.path)
+        is_head = isinstance(weight, QuantLinear)
+        self.table = weight if is_head else QuantLinear(require_quantized(weight), None, dtype, Dequantize.path)
 
     @property
     def nbytes(self) -> int:
@@ -97,5 +102,23 @@ class QuantEmbedding(nn.Module):
         return self.table.quantized()
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids of any shape `(...)` -> `(..., columns)`."""
-        return self.table.weight.rows(ids.flatten()).unflatten(0, ids.shape)
+        """ids of any shape `(...)` -> `(..., columns)`. `IndexError` for other ids, as `nn.Embedding`."""
+        # An index below 0 would count from the end, so rows are looked up with `index_select`, which has none.
+        rows = torch.arange(self.table.out_features, device=ids.device).index_select(0, ids.flatten())
+        return self.table.weight.rows(rows).reshape(*ids.shape, self.table.in_features)
+
+
+def require_quantized(weight: QuantizedTensor) -> QuantizedTensor:
+    """`weight` if it is one in a few bits, else `ValueError`."""
+    if not isinstance(weight, QuantizedTensor):
+        raise ValueError(
+            f"weight must be a QuantizedTensor, as rtn(weight, bits) makes one, got {type(weight).__name__}."
+        )
+    return weight
+
+
+def require_path(path: str) -> str:
+    """`path` if there is such a way to multiply, else `ValueError`."""
+    if path not in PATHS:
+        raise ValueError(f"path={path!r} must be one of {', '.join(PATHS)}.")
+    return path

@@ -60,29 +60,32 @@ def quantize_model(
 
     `method`: "rtn" (to nearest), "nf4", "gptq" or "awq". `bits`, `group_size`, `symmetric` and the options kind, clip
     and scale_dtype are those of `kvcourse.quant.rtn`; damping, block_size, act_order and static_groups those of
-    `kvcourse.quant.gptq`.
+    `kvcourse.quant.gptq`. Scales are in bfloat16 where the new model computes in it, else in float16.
 
     `calibration`: token ids of a text, which "gptq" and "awq" need, cut into rows of `context` tokens (default: 512, or
     the model's context if that is shorter). Tokens at the end that fill no row are left out, and the report says so.
     With the other methods it serves the report alone.
 
-    `only`: patterns such as "layers.3.*" or "*.down_proj"; what no pattern matches stays as it is. `head_bits`, 8 or 4:
-    embedding and head are rounded too, to nearest; None: they stay. `dtype`: of activations and of all that is not
+    `only`: patterns such as "layers.3.*" or "*.down_proj"; what no pattern matches stays as it is. `head_bits`:
+    embedding and head are rounded too, to nearest; with 8 always onto a symmetric grid with one scale a row, with 4
+    onto that of the layers, in 4 bits; None: they stay. `dtype`: of activations and of all that is not
     rounded (default: the model's). `path`: how products are computed, as in `QuantLinear`; "auto" is a kernel where
-    one fits, which takes dtype and scale_dtype torch.bfloat16.
+    one fits, which takes dtype=torch.bfloat16.
 
     `.quantization` of the new `Transformer` is a `Quantization`: a report on every weight; printed, a table.
 
-    Raises `ValueError`, before any work, for a model that is quantized already, weights that are infinite or NaN,
+    Raises `ValueError`, before any work, for a model that is quantized already, numbers that are infinite or NaN,
     groups that do not divide a row (it names the layer, and sizes that would do), a calibration that is missing, empty
-    or shorter than a row, a kernel that was asked for and does not fit, and any argument out of its range.
+    or shorter than a row, a `context` without one, a kernel that was asked for and does not fit, and any argument out
+    of its range.
     """
     source = transformer_of(model)
-    rounding = make_rounding(method, bits, group_size, symmetric, options)
+    dtype = source.dtype if dtype is None else as_dtype(dtype)
+    rounding = make_rounding(method, bits, group_size, symmetric, options, dtype)
     names = chosen_linears(source, only)
     head = make_head_grid(rounding.grid, head_bits)
     heads = [] if head is None else [EMBEDDING] if source.lm_head is None else [EMBEDDING, HEAD]
-    check_weights(source, [*names, *heads], rounding.grid)
+    check_weights(source, dict.fromkeys(names, rounding.grid) | dict.fromkeys(heads, head))
     rows, text = None, ""
     if calibration is not None:
         rows = calibration_rows(calibration, context, source)
@@ -92,7 +95,10 @@ def quantize_model(
             f"method={method!r} needs calibration=, the token ids of a text that the model can read: "
             'lm.encode(kv.evaluation_text("calibration")) is one.'
         )
-    dtype = source.dtype if dtype is None else as_dtype(dtype)
+    elif context is not None:
+        raise ValueError(
+            f"context={context!r} cuts a calibration text into rows: give calibration= too, or no context."
+        )
     check_path(path, source, names, rounding.grid, dtype)
     require_flag("progress", progress)
 

@@ -20,8 +20,11 @@ class InputStatistics:
         self.magnitudes = torch.zeros(columns, device=device)
 
     def add(self, x: Tensor) -> None:
-        """Count inputs x `(..., columns)` in. Raises `ValueError` for another width, and for NaN or infinite ones."""
+        """Count inputs x `(..., columns)` in. Raises `ValueError` for what is no tensor of that width, and for NaN or
+        infinite ones."""
         columns = len(self.magnitudes)
+        if not torch.is_tensor(x):
+            raise ValueError(f"x must be a tensor (..., {columns}), got {type(x).__name__}.")
         if x.ndim < 1 or x.shape[-1] != columns:
             raise ValueError(f"These statistics are of {columns} inputs, got a tensor {tuple(x.shape)}.")
         x = x.detach().to(self.moments.device).reshape(-1, columns).float()
@@ -33,18 +36,28 @@ class InputStatistics:
 
     @property
     def hessian(self) -> Tensor:
-        """2 x mean of x x^T, `(columns, columns)`. `ValueError` before anything was added."""
-        return 2 * self.moments / self.count()
+        """2 x mean of x x^T, `(columns, columns)`. `ValueError` before anything was added, and where it overflows."""
+        return held(self.moments * (2 / self.count()))
 
     @property
     def magnitude(self) -> Tensor:
-        """Mean of |x|, `(columns,)`. `ValueError` before anything was added."""
-        return self.magnitudes / self.count()
+        """Mean of |x|, `(columns,)`. `ValueError` as for `hessian`."""
+        return held(self.magnitudes / self.count())
 
     def count(self) -> int:
         if self.n == 0:
             raise ValueError("Nothing was added to these statistics: run the model over some calibration text first.")
         return self.n
+
+
+def held(sums: Tensor) -> Tensor:
+    """`sums` if they are finite, else `ValueError`: an infinite one would make every choice of a method look alike."""
+    if not sums.isfinite().all():
+        raise ValueError(
+            "Inputs of a layer are too large: sums of their squares overflow float32; give smaller ones, or look for "
+            "the layer of the model that makes them."
+        )
+    return sums
 
 
 def output_error(weight: Tensor, rounded: Tensor, hessian: Tensor) -> float:

@@ -6,7 +6,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kvcourse.quant.grid import TENSOR, Grid, as_grid, decode, encode, fit, require_finite
+from kvcourse.quant.grid import TENSOR, Grid, as_grid, decode, encode, fit, in_dtype, require_finite, require_scales
 from kvcourse.quant.packing import pack, packed_bytes, unpack
 
 
@@ -93,7 +93,7 @@ class QuantizedTensor:
             weight = torch.empty_like(weight).index_copy_(1, self.order.long(), weight)
         if self.column_scale is not None:
             weight = weight / self.column_scale.float()
-        return weight.to(dtype)
+        return in_dtype(weight, dtype)
 
     def to(self, device) -> "QuantizedTensor":
         """The same on another device."""
@@ -123,11 +123,12 @@ def rtn(weight: Tensor, bits: int, group_size=None, symmetric: bool = False, **o
 
     `group_size` numbers of a row share a grid; None: the row does; "tensor": all do. `symmetric` and the other options
     are those of `kvcourse.quant.grid.Grid`: kind, clip, scale_dtype. Raises `ValueError` for bits other than 2, 3, 4
-    and 8, groups that do not divide a row, and a weight that is no matrix or has NaN or infinite numbers.
+    and 8, groups that do not divide a row, a weight that is no matrix or has NaN or infinite numbers, and numbers too
+    large or too small for scales in `scale_dtype`.
     """
     grid = as_grid(bits, group_size, symmetric, **options)
     require_matrix(weight)
-    groups = in_groups(weight, grid)
+    groups = require_scales(in_groups(weight, grid), grid)
     scale, zero = fit(groups, grid)
     codes = encode(groups, scale, zero, grid).reshape(weight.shape)
     return QuantizedTensor.of(codes, scale[..., 0], None if zero is None else zero[..., 0], grid)

@@ -17,24 +17,35 @@ import torch
 from torch import Tensor, nn
 
 from kvcourse.config import ModelConfig
+from kvcourse.model import Transformer
 from kvcourse.quant.gguf_blocks import block_type, to_blocks
 from kvcourse.quant.tensor import QuantizedTensor
 from kvcourse.weights.fetch import COURSE_MODELS, model_file
 from kvcourse.weights.gguf_file import gguf_name
 from kvcourse.weights.gguf_metadata import architecture, model_fields, rope_divisors, tokenizer_fields
+from kvcourse.weights.tensors import finite
 
 
-def write_gguf(lm, path: str | os.PathLike, dtype: torch.dtype | None = None, source: str | os.PathLike | None = None):
+def write_gguf(
+    lm,
+    path: str | os.PathLike,
+    dtype: torch.dtype | None = None,
+    source: str | os.PathLike | None = None,
+) -> Path:
     """Write the model and the tokenizer of an `LM` into one file, and return its path.
 
     Quantized weights are stored in blocks (`kvcourse.quant.gguf_blocks`), other matrices in `dtype`: torch.float32 or
     torch.float16 (None: float16 where the model is, else float32), vectors in float32. `source` is the folder or
     `.gguf` file that the model was loaded from, whose tokenizer is written; a course model is found by its name.
 
-    Raises `ValueError` for a model, a tokenizer or a quantized weight that a GGUF file or llama.cpp has no form for,
-    and numbers too large for float16; `RuntimeError` when the file cannot be written. Nothing is left of it then.
+    Raises `ValueError` for what is no `LM`, a model, a tokenizer or a quantized weight that a GGUF file or llama.cpp
+    has no form for, and numbers too large for float16, infinite or NaN; `RuntimeError` when the file cannot be written.
+    Nothing is left of it then.
     """
-    config, path = lm.config, Path(path)
+    config = require_lm(lm).config
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"path must be the name of a file that ends in .gguf, got {path!r}.")
+    path = Path(path)
     dtype = dtype or (torch.float16 if lm.model.dtype == torch.float16 else torch.float32)
     if dtype not in (torch.float16, torch.float32):
         raise ValueError(f"dtype={dtype!r} must be torch.float32 or torch.float16.")
@@ -54,6 +65,16 @@ def write_gguf(lm, path: str | os.PathLike, dtype: torch.dtype | None = None, so
             raise RuntimeError(f"{path} could not be written: {error.strerror}.") from error
         raise
     return path
+
+
+def require_lm(lm):
+    """`lm` if it is a model with its tokenizer, as an `LM` is, else `ValueError`."""
+    if not isinstance(getattr(lm, "model", None), Transformer) or not hasattr(lm, "tokenizer"):
+        raise ValueError(
+            f"An LM is needed, as load_model gives it, got {type(lm).__name__}: LM(model, None, name) makes one of a "
+            "Transformer."
+        )
+    return lm
 
 
 def tokenizer_source(lm, source: str | os.PathLike | None) -> str | os.PathLike | None:
@@ -89,10 +110,12 @@ def stored(name: str, weight: Tensor | QuantizedTensor, config: ModelConfig, dty
             kind, array = block_type(weight), to_blocks(weight)
         else:
             kind, array = None, weight.to("cpu", dtype if weight.ndim == 2 else torch.float32).numpy()
+            if not finite(weight):
+                raise ValueError("A GGUF file cannot have numbers that are infinite or NaN: load the model again.")
             if not np.isfinite(array).all():
-                raise ValueError("it has numbers that float16 cannot hold, or that are not finite: give torch.float32.")
+                raise ValueError("It has numbers too large for float16: give dtype=torch.float32.")
     except ValueError as error:
-        raise ValueError(f"{name} cannot be written to a GGUF file. {error}") from error
+        raise ValueError(f"{name}: {error}") from error
     if architecture(config) == "llama":
         heads = {"q_proj": config.n_heads, "k_proj": config.n_kv_heads}.get(name.split(".")[-2])
         array = array if heads is None else pair_rows(array, heads)

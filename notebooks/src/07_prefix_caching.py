@@ -1042,7 +1042,7 @@ kv.results.verdict(
 # - Providers differ: some cache by themselves, some want marks in the prompt, some take more for what they keep. Their
 #   price lists say which, and for how long.
 #
-# **Next** in the course comes 08, which is planned: the weights themselves, in fewer bits.
+# **Next** in the course comes 08: the weights themselves, in fewer bits.
 
 # %% tags=["nbval-ignore-output"]
 kv.check.progress("07")
