@@ -205,7 +205,9 @@ def cache_microscope(exact, rounded, codes, first_token: int, first_channel: int
         channels, tokens = numbers.shape
         extent = (first_token - 0.5, first_token + tokens - 0.5, channels - 0.5, -0.5)
         image = ax.imshow(numbers, aspect="auto", interpolation="nearest", extent=extent, **options)
-        fig.colorbar(image, ax=ax, pad=0.01, aspect=12)
+        bar = fig.colorbar(image, ax=ax, pad=0.01, aspect=12)
+        if name == "code":  # shades beyond the largest code would hide the digits
+            bar.ax.set_ylim(0, max(1, codes.max()))
         ax.set_ylabel(f"{name}\nchannel", fontsize=12)
         ax.set_yticks(range(channels), range(first_channel, first_channel + channels), fontsize=9)
         ax.add_patch(

@@ -57,7 +57,7 @@ def search_scales(
         if columns != len(inputs.magnitude):
             given = len(inputs.magnitude)
             raise ValueError(f"A weight of {columns} columns needs statistics of as many inputs, got {given}.")
-    magnitude, hessian = (sums.to(weights[0].device) for sums in (inputs.magnitude, inputs.hessian.double()))
+    magnitude, hessian = (sums.to(weights[0].device) for sums in (inputs.magnitude, inputs.hessian))
 
     def error(scale: Tensor) -> float:
         rounded = (round_scaled(weight, scale, bits, group_size, symmetric, **options) for weight in weights)

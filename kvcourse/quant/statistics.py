@@ -31,7 +31,7 @@ class InputStatistics:
         if not x.isfinite().all():
             raise ValueError("Inputs of a layer are infinite or NaN: the model overflows on this text.")
         self.n += len(x)
-        self.moments += x.T @ x
+        self.moments.addmm_(x.T, x)
         self.magnitudes += x.abs().sum(0)
 
     @property
@@ -63,7 +63,7 @@ def held(sums: Tensor) -> Tensor:
 def output_error(weight: Tensor, rounded: Tensor, hessian: Tensor) -> float:
     """Mean over the inputs of the squared error of a layer's whole output, |(W - W') x|^2, from the Hessian 2 E[x x^T].
 
-    No inputs are needed: it is trace(D E[x x^T] D^T) with D = W - W'.
+    No inputs are needed: it is trace(D E[x x^T] D^T) with D = W - W'. Computed in float32, or float64 if one is.
     Raises `ValueError` when the shapes do not fit.
     """
     columns = weight.shape[-1]
@@ -72,5 +72,6 @@ def output_error(weight: Tensor, rounded: Tensor, hessian: Tensor) -> float:
             f"A weight {tuple(weight.shape)} needs a rounded one of its shape and a Hessian ({columns}, {columns}), "
             f"got {tuple(rounded.shape)} and {tuple(hessian.shape)}."
         )
-    d = (weight - rounded).double()
-    return ((d @ hessian.double()) * d).sum().item() / 2
+    dtype = torch.promote_types(torch.promote_types(weight.dtype, hessian.dtype), torch.float32)
+    d = (weight - rounded).to(dtype)
+    return max(0.0, ((d @ hessian.to(dtype)) * d).sum().item() / 2)

@@ -588,10 +588,10 @@ kv.plots.show(
 # %% [markdown]
 # What is the residual worth? `kv.perplexity` can run a text through a cache, some tokens at a time. A step attends to
 # its own tokens exactly, so we give it only 8 at a time. The keys are then as exact as in decode, the values a little
-# more. That takes many steps, so we use the first 384 tokens of the text.
+# more. That takes many steps, so we use the first 320 tokens of the text.
 
 # %% tags=["nbval-ignore-output"]
-short = 384
+short = 320
 variants = {
     "8 bits": (8, 32),
     "4 bits": (4, 32),
