@@ -3,7 +3,7 @@
 import pytest
 import torch
 from checkpoints import CLASSES, FAMILIES
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvcourse.config import ModelConfig
@@ -617,6 +617,12 @@ ROPES = {
     theta=st.sampled_from([1e4, 5e5, 1e6]),
     d_head=st.sampled_from([8, 64, 80, 128]),
     family=st.sampled_from(FAMILIES),
+)
+@example(
+    rope=("yarn", {"factor": 2.0, "original_max_position_embeddings": 16, "beta_slow": 3.0, "truncate": False}),
+    theta=1e4,
+    d_head=8,
+    family="llama",
 )
 @settings(max_examples=60, deadline=None)
 def test_frequencies_are_those_of_transformers(rope, theta, d_head, family):
