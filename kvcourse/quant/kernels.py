@@ -113,9 +113,9 @@ class Int8Kernel(Kernel):
     """`torch._weight_int8pack_mm`: symmetric codes of 8 bits and one scale per row."""
 
     path = "int8 kernel"
-    # Matrices of SmolLM2 on a CPU core with AVX-512, in ms, by kernel and by dequantizing: 1536 x 576 with 32 rows
-    # 0.7 and 0.9, with 64 rows 1.5 and 1.2; the head, 49,152 x 576, with 64 rows 91 and 66.
-    few = 32
+    # Matrices of SmolLM2 on two CPU cores with AVX-512, in ms, by kernel and by dequantizing: 1536 x 576 with 64 rows
+    # 0.8 and 1.4, with 128 rows 1.6 and 1.8; the head, 49,152 x 576, with 64 rows 50 and 53, with 128 rows 104 and 65.
+    few = 64
 
     @classmethod
     def misfit(cls, weight: QuantizedTensor, dtype: torch.dtype) -> str | None:
@@ -145,8 +145,8 @@ class Int4Kernel(Kernel):
     """
 
     path = "int4 kernel"
-    # As above: 1536 x 576 with 64 rows 1.3 and 1.7, with 128 rows 2.7 and 2.2; the head with 64 rows 86 and 96.
-    few = 64
+    # As above: 1536 x 576 with 64 rows 0.7 and 2.1, with 128 rows 1.4 and 2.6; the head with 128 rows 46 and 73.
+    few = 128
     groups = (256, 128, 64, 32)  # columns that can share a scale; a longer group is given as several that are alike
 
     @classmethod
