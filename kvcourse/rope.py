@@ -109,8 +109,8 @@ class YarnScaling(RopeScaling):
         low, high = pair_with(self.beta_fast), pair_with(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
-        # The clamp at 2 * pairs - 1 (not pairs - 1), and edges that change places where an original context is too short
-        # for beta_slow turns, are the published code's: models were trained with it.
+        # Two oddities of the published code, which models were trained with: the clamp at 2 * pairs - 1, not pairs - 1,
+        # and edges that change places where the original context is too short for beta_slow turns.
         low, high = max(low, 0), min(high, 2 * pairs - 1)
         divided = ((torch.arange(pairs) - low) / (high - low or 0.001)).clamp(0, 1)
         return (1 - divided) * inverse + divided * inverse / self.factor

@@ -14,11 +14,13 @@ import training_standin as standin
 
 import kvcourse as kv
 import kvcourse.training
+from kvcourse import model_folder
 from kvcourse.cli.main import main as kvcourse_command
+from kvcourse.model_folder import APART
 from kvcourse.quality import Recall
-from kvcourse.training import files, provenance, report, trainer
+from kvcourse.training import provenance, report, trainer
 from kvcourse.training.checkpoint import CHECKPOINT
-from kvcourse.training.export import APART, read_provenance
+from kvcourse.training.export import read_provenance
 
 SHIPPED = {"config.json", "curve.json", "generation_config.json", "model.safetensors", "provenance.json"}
 SHIPPED |= {"tokenizer.json", "tokenizer_config.json"}
@@ -222,7 +224,7 @@ def test_all_compares_the_data_before_the_first_training(tmp_path, command, monk
 @pytest.mark.parametrize("line", ["train tiny-gqa", "train all", "train tiny-gqa --restart"])
 def test_two_programs_do_not_train_in_one_folder(tmp_path, command, monkeypatch, line):
     monkeypatch.setattr(standin, "train_tokenizer_of", None)
-    with files.hold(files.usable(tmp_path / "trained" / "tiny-gqa")):
+    with model_folder.hold(model_folder.usable(tmp_path / "trained" / "tiny-gqa")):
         code, out, err = command(line)
     assert (code, out) == (1, "") and err.count("\n") == 1
     assert f"Another program is training in {tmp_path}/trained/tiny-gqa: wait until it has ended" in err
@@ -281,7 +283,7 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(tmp_path, command, mon
         really(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, "fsync", full)
+        patch.setattr(model_folder.os, "fsync", full)
         code, _, err = command("train tiny-gqa")
     assert code == 1 and "could not be written (No space left on device): make room there" in err
     assert names(tmp_path / "trained" / "tiny-gqa") == {CHECKPOINT}

@@ -23,6 +23,7 @@ FLOORS = [
         "timing",
         "store",
         "reading",
+        "model_folder",
         "text_files",
         "statements",
         "offline",

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from kvcourse.training import files
+from kvcourse import model_folder
+from kvcourse.model_folder import write_whole
 from kvcourse.training.checkpoint import CHECKPOINT, digest, load_checkpoint, save_checkpoint
-from kvcourse.training.files import write_whole
 
 TENSORS = {
     "model.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -136,7 +136,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, monkeypatch, room
     path = tmp_path / CHECKPOINT
     save_checkpoint(path, TENSORS, RECORD)
     with monkeypatch.context() as patch:
-        patch.setattr(files, "open", lambda *a: FullDisk(open(*a), room), raising=False)
+        patch.setattr(model_folder, "open", lambda *a: FullDisk(open(*a), room), raising=False)
         with pytest.raises(RuntimeError, match=f"{path} could not be written .No space left on device.: make room"):
             save_checkpoint(path, TENSORS, RECORD | {"step": 4})
     assert load_checkpoint(path)[1] == RECORD
@@ -149,7 +149,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, monkeypatch, room
 def test_a_device_that_is_really_full(tmp_path, monkeypatch):
     path = tmp_path / CHECKPOINT
     save_checkpoint(path, TENSORS, RECORD)
-    monkeypatch.setattr(files, "open", lambda name, mode: open("/dev/full", mode), raising=False)
+    monkeypatch.setattr(model_folder, "open", lambda name, mode: open("/dev/full", mode), raising=False)
     with pytest.raises(RuntimeError, match="No space left"):
         save_checkpoint(path, TENSORS, RECORD | {"step": 4})
     assert load_checkpoint(path)[1] == RECORD
@@ -164,7 +164,7 @@ def test_whatever_stops_the_writing_leaves_the_earlier_file_alone(tmp_path, monk
     def fail(*args):
         raise error
 
-    monkeypatch.setattr(files.os, call, fail)
+    monkeypatch.setattr(model_folder.os, call, fail)
     with pytest.raises(RuntimeError if isinstance(error, OSError) else KeyboardInterrupt):
         write_whole(path, b"later")
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("file", b"earlier")]

@@ -13,9 +13,10 @@ import training_standin as standin
 import transformers
 
 import kvcourse as kv
-from kvcourse.training import export as module
+from kvcourse import model_folder
+from kvcourse.model_folder import APART
 from kvcourse.training import provenance
-from kvcourse.training.export import APART, FILES, export, read_provenance
+from kvcourse.training.export import FILES, export, read_provenance
 from kvcourse.training.history import History
 from kvcourse.training.provenance import commit, make_provenance, origin
 from kvcourse.training.resume import make_plan
@@ -137,14 +138,14 @@ def test_a_model_that_is_no_llama_is_refused(tmp_path, changes, said):
 def test_a_full_disk_leaves_the_model_that_was_there(tmp_path, monkeypatch):
     folder = written(tmp_path / "out", model_of(), command="first")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    really = module.write_whole
+    really = model_folder.write_whole
 
     def full(path, data):
         if path.name == "tokenizer.json":
             raise RuntimeError(f"{path} could not be written ({errno.ENOSPC})")
         really(path, data)
 
-    monkeypatch.setattr(module, "write_whole", full)
+    monkeypatch.setattr(model_folder, "write_whole", full)
     with pytest.raises(RuntimeError, match="could not be written"):
         written(folder, model_of("mqa"), command="second")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -172,7 +173,7 @@ def test_a_model_of_which_some_files_are_missing_is_known_by_its_provenance(tmp_
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         really(source, target)
 
-    monkeypatch.setattr(module.os, "replace", failing)
+    monkeypatch.setattr(model_folder.os, "replace", failing)
     with pytest.raises(RuntimeError, match=f"{tmp_path} could not be written .Input/output error.: put that right"):
         written(tmp_path, model_of())
     with pytest.raises(ValueError, match=f"{FILES[moved]} is missing"):

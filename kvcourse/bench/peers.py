@@ -1,14 +1,14 @@
 """The same model in `transformers`: the course's weights in another implementation, to compare answers and speed."""
 
 import importlib.util
-from dataclasses import fields
 from importlib.metadata import version
 
 import torch
 
 from kvcourse.config import ModelConfig
 from kvcourse.model import Transformer
-from kvcourse.rope import LinearScaling, Llama3Scaling, PairScaling, RopeScaling, YarnScaling
+from kvcourse.rope import PairScaling, RopeScaling
+from kvcourse.weights.hf_write import SCALINGS, rope_scaling
 
 NEEDED = 5  # the first version of transformers whose configurations have `rope_parameters`
 
@@ -97,11 +97,4 @@ def common_settings(c: ModelConfig) -> dict:
 
 def rope_parameters(scaling: RopeScaling | None) -> dict:
     """Rotary scaling in the words of transformers; `PairScaling` is applied to its frequencies afterwards."""
-    kinds = {LinearScaling: "linear", Llama3Scaling: "llama3", YarnScaling: "yarn"}
-    if type(scaling) not in kinds:
-        return {"rope_type": "default"}
-    renamed = {"original_max_seq_len": "original_max_position_embeddings"}
-    numbers = {renamed.get(field.name, field.name): getattr(scaling, field.name) for field in fields(scaling)}
-    return {"rope_type": kinds[type(scaling)]} | {
-        name: number for name, number in numbers.items() if number is not None
-    }
+    return rope_scaling(scaling) if type(scaling) in SCALINGS else {"rope_type": "default"}

@@ -157,8 +157,11 @@ class Cache(ABC):
                 keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
                 return keys, torch.zeros_like(keys)
         except (RuntimeError, TypeError) as error:  # what PyTorch raises depends on how far too large it is
-            size = 2 * prod(shape) * self.dtype.itemsize / 1e9
-            raise ValueError(
-                f"A cache for {self.batch_size} x {self.max_len:,} tokens takes {size:,.1f} GB, which could not be had "
-                f"on {self.device}: give a smaller max_len or batch_size."
-            ) from error
+            raise self.too_large(2 * prod(shape) * self.dtype.itemsize) from error
+
+    def too_large(self, nbytes: int) -> ValueError:
+        """What to raise when memory for the cache cannot be had."""
+        return ValueError(
+            f"A cache for {self.batch_size} x {self.max_len:,} tokens takes {nbytes / 1e9:,.1f} GB, which could not be "
+            f"had on {self.device}: give a smaller max_len or batch_size."
+        )

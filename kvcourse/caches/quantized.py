@@ -65,11 +65,8 @@ class QuantizedCache(Cache):
             self.keys, self.values = (Store(layout, *shape, self.dtype, self.device) for layout in layouts)
         except (RuntimeError, TypeError) as error:  # what PyTorch raises depends on how far too large it is
             heads = config.n_layers * self.batch_size * config.n_kv_heads
-            size = heads * sum(layout.bytes_for(self.max_len, self.dtype.itemsize) for layout in layouts) / 1e9
-            raise ValueError(
-                f"A cache for {self.batch_size} x {self.max_len:,} tokens takes {size:,.1f} GB, which could not be had "
-                f"on {self.device}: give a smaller max_len or batch_size."
-            ) from error
+            size = heads * sum(layout.bytes_for(self.max_len, self.dtype.itemsize) for layout in layouts)
+            raise self.too_large(size) from error
         self.bits, self.group_size = layouts[0].grid.bits, layouts[0].grid.group_size
         self.residual, self.key_axis, self.value_axis = layouts[0].residual, key_axis, value_axis
 

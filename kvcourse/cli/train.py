@@ -27,8 +27,8 @@ def add_arguments(parser) -> None:
 
 
 def main(arguments) -> int:
+    from kvcourse.model_folder import hold, usable
     from kvcourse.training import recipe as recipes
-    from kvcourse.training.files import hold, usable
     from kvcourse.training.provenance import origin
 
     names = pick(arguments.name, list(recipes.VARIANTS))

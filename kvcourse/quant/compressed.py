@@ -23,11 +23,10 @@ from torch import Tensor, nn
 
 from kvcourse.lm import LM
 from kvcourse.model import Transformer
+from kvcourse.model_folder import as_text, place, usable
 from kvcourse.quant.grid import TENSOR, Grid
 from kvcourse.quant.packing import pack
 from kvcourse.quant.tensor import QuantizedTensor
-from kvcourse.training.export import as_text, place
-from kvcourse.training.files import usable
 from kvcourse.weights.gguf_write import require_lm, tokenizer_source, weights
 from kvcourse.weights.hf_write import hf_config
 

@@ -26,6 +26,7 @@ from kvcourse.config import ModelConfig
 from kvcourse.device import as_dtype, resolve
 from kvcourse.lm import LM
 from kvcourse.model import Transformer
+from kvcourse.model_folder import as_text, place, usable
 from kvcourse.quality import transformer_of
 from kvcourse.quant.grid import Grid, name_of
 from kvcourse.quant.kernels import Dequantize
@@ -33,8 +34,6 @@ from kvcourse.quant.linear import QuantEmbedding, QuantLinear
 from kvcourse.quant.report import LayerReport, Quantization
 from kvcourse.quant.tensor import QuantizedTensor
 from kvcourse.text_files import read_object, refuse_pointer
-from kvcourse.training.export import as_text, place
-from kvcourse.training.files import usable
 from kvcourse.weights.tensors import check_tensors, model_shapes
 
 TENSORS, SETTINGS = "quantized.safetensors", "quantized.json"

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from kvcourse.training.files import write_whole
+from kvcourse.model_folder import write_whole
 
 CHECKPOINT = "checkpoint.safetensors"  # its name in the folder of a run
 

@@ -10,9 +10,7 @@
 | `provenance.json` | how it was made, and the SHA-256 of each other file |
 """
 
-import json
 import os
-import shutil
 from hashlib import sha256
 from pathlib import Path
 
@@ -22,8 +20,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kvcourse.model import Transformer
+from kvcourse.model_folder import as_text, place, usable
 from kvcourse.text_files import read_object
-from kvcourse.training.files import cannot_write, usable, write_whole
 from kvcourse.training.vocabulary import END
 from kvcourse.weights.hf_write import hf_config
 from kvcourse.weights.shipped import altered_in
@@ -31,7 +29,6 @@ from kvcourse.weights.shipped import altered_in
 PROVENANCE, CURVE = "provenance.json", "curve.json"
 FILES = (PROVENANCE, "model.safetensors", "config.json", "generation_config.json", "tokenizer.json")
 FILES += ("tokenizer_config.json", CURVE)
-APART = ".kvcourse-new"  # the folder in which they are written before they are moved
 
 
 def export(model: Transformer, tokenizer: Tokenizer, folder: str | os.PathLike, provenance: dict, curve: list) -> Path:
@@ -79,27 +76,6 @@ def half_weights(model: Transformer) -> dict[str, Tensor]:
             )
         weights[name if name.startswith("lm_head.") else f"model.{name}"] = half
     return weights
-
-
-def place(files: dict[str, bytes], folder: Path) -> Path:
-    """Write the files apart, in a folder within `folder`, then move them to their places in their order."""
-    apart = folder / APART
-    shutil.rmtree(apart, ignore_errors=True)  # a program that was killed has left it
-    try:
-        apart.mkdir()
-        for name, data in files.items():
-            write_whole(apart / name, data)
-        for name in files:
-            os.replace(apart / name, folder / name)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
-    finally:
-        shutil.rmtree(apart, ignore_errors=True)
-    return folder
-
-
-def as_text(content) -> bytes:
-    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
 
 
 def read_provenance(folder: str | os.PathLike) -> dict:

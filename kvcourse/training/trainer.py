@@ -19,8 +19,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from kvcourse.model import Transformer
+from kvcourse.model_folder import usable
 from kvcourse.training.checkpoint import CHECKPOINT, save_checkpoint
-from kvcourse.training.files import usable
 from kvcourse.training.history import History
 from kvcourse.training.resume import make_plan, restore, state_of
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kvcourse.training.files import hold, usable, write_whole
+from kvcourse.model_folder import hold, usable, write_whole
 
 
 def test_a_folder_is_made_and_a_home_is_found(tmp_path, monkeypatch):
@@ -60,7 +60,7 @@ def test_room_is_asked_for_where_room_is_missing(tmp_path, monkeypatch, code, ad
 
 # --- one program at a time -------------------------------------------------------------------------------------------
 
-HOLD = "import sys; from kvcourse.training.files import hold; from pathlib import Path\n"
+HOLD = "import sys; from kvcourse.model_folder import hold; from pathlib import Path\n"
 HOLD += "with hold(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
 
 

@@ -1,12 +1,16 @@
-"""A folder that one program at a time trains in, and files in it that are written whole or not at all: a full disk, or
-the end of the program, leaves the earlier one."""
+"""A folder that a model is written into, by one program at a time if it is trained there. Files in it are written whole
+or not at all: a full disk, or the end of the program, leaves the earlier ones."""
 
+import json
 import os
+import shutil
 from contextlib import AbstractContextManager, suppress
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
+APART = ".kvcourse-new"  # the folder in which files are written before they are moved
 
 
 def usable(folder: str | os.PathLike) -> Path:
@@ -60,6 +64,27 @@ def write_whole(path: Path, data: bytes) -> None:
         if isinstance(error, OSError):
             raise cannot_write(path, error) from error
         raise
+
+
+def place(files: dict[str, bytes], folder: Path) -> Path:
+    """Write the files apart, in a folder within `folder`, then move them to their places in their order."""
+    apart = folder / APART
+    shutil.rmtree(apart, ignore_errors=True)  # a program that was killed has left it
+    try:
+        apart.mkdir()
+        for name, data in files.items():
+            write_whole(apart / name, data)
+        for name in files:
+            os.replace(apart / name, folder / name)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    finally:
+        shutil.rmtree(apart, ignore_errors=True)
+    return folder
+
+
+def as_text(content) -> bytes:
+    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
 
 
 def cannot_write(path: Path, error: OSError) -> RuntimeError:
