@@ -4,6 +4,7 @@ or not at all: a full disk, or the end of the program, leaves the earlier ones."
 import json
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
@@ -15,6 +16,8 @@ APART = ".kvcourse-new"  # the folder in which files are written before they are
 
 def usable(folder: str | os.PathLike) -> Path:
     """`folder`, made if need be. Raises `ValueError` when it is none, or nothing can be written there."""
+    if not isinstance(folder, str | os.PathLike):
+        raise ValueError(f"folder must be the name of a folder, got {folder!r}.")
     path = Path(os.path.expanduser(folder))
     for place in (path, *path.parents):
         if os.path.lexists(place) and not os.path.isdir(place):
@@ -66,14 +69,20 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
-def place(files: dict[str, bytes], folder: Path) -> Path:
-    """Write the files apart, in a folder within `folder`, then move them to their places in their order."""
+def place(files: dict[str, bytes | Callable[[Path], None]], folder: Path) -> Path:
+    """Write the files apart, in a folder within `folder`, then move them to their places in their order. A file is
+    given by its content, or by a function that writes it where it is told: one that would be large in memory."""
     apart = folder / APART
     shutil.rmtree(apart, ignore_errors=True)  # a program that was killed has left it
     try:
         apart.mkdir()
         for name, data in files.items():
-            write_whole(apart / name, data)
+            if callable(data):
+                data(apart / name)
+                with open(apart / name, "rb+") as file:
+                    os.fsync(file.fileno())
+            else:
+                write_whole(apart / name, data)
         for name in files:
             os.replace(apart / name, folder / name)
     except OSError as error:

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 import transformers
+from gguf_files import tokenizer_fields
 from reference import largest_difference, random_tokens, small_config, small_model
 from safetensors.torch import load_file, save_file
 
@@ -14,6 +15,7 @@ from kvcourse.lm import LM, load_model
 from kvcourse.quant.compressed import export_compressed, words
 from kvcourse.quant.quantize import quantize_model
 from kvcourse.rope import Llama3Scaling, YarnScaling
+from kvcourse.tokenizer import Tokenizer
 from kvcourse.weights.hf_write import hf_config
 from kvcourse.weights.shipped import shipped_folder
 
@@ -57,7 +59,7 @@ CASES = {
     "biases": dict(config=dict(qkv_bias=True, o_bias=True)),
     "mlp biases": dict(config=dict(qkv_bias=True, o_bias=True, mlp_bias=True)),
     "mistral": dict(config=dict(window=16)),
-    "qwen2": dict(config=dict(qkv_bias=True)),
+    "qwen2": dict(config=dict(qkv_bias=True, window=(None, 16))),
     "qwen3": dict(config=dict(qk_norm=True)),
     "llama3": dict(config=dict(rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 64))),
     "yarn": dict(config=dict(rope_scaling=YarnScaling(4.0, 64))),
@@ -161,15 +163,18 @@ def test_a_course_model_with_its_tokenizer(tmp_path):
         load_model(folder)
 
 
-def test_a_folder_of_a_model_with_another_name(tmp_path):
+def test_a_tokenizer_is_written_wherever_it_came_from(tmp_path):
     lm = load_model("tiny-gqa", dtype=torch.float32, device="cpu")
     result = quantize_model(lm, "rtn", 4, 32, progress=False)
-    other = LM(result.model, result.tokenizer, "mine")
-    with pytest.raises(ValueError, match="The files of mine's tokenizer are needed: give source="):
-        export_compressed(other, tmp_path)
-    export_compressed(other, tmp_path, source=shipped_folder("tiny-gqa"))
-    assert (tmp_path / "tokenizer.json").read_bytes() == (shipped_folder("tiny-gqa") / "tokenizer.json").read_bytes()
-    assert not (tmp_path / "provenance.json").exists()
+    course, gguf = tmp_path / "course", tmp_path / "gguf"
+    export_compressed(LM(result.model, result.tokenizer, "mine"), course)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (course / name).read_bytes() == (shipped_folder("tiny-gqa") / name).read_bytes()
+    tokenizer = Tokenizer.from_gguf(tokenizer_fields())
+    export_compressed(LM(result.model, tokenizer, "mine"), gguf)
+    text = "the quick 12 foxes"
+    peer = transformers.AutoTokenizer.from_pretrained(gguf)
+    assert peer(text)["input_ids"] == tokenizer.encode(text) != result.encode(text)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +195,7 @@ def test_a_folder_of_a_model_with_another_name(tmp_path):
             "q_proj.weight has scales in float16, and .* of the model, bfloat16, .* or with scale_dtype=torch.bfloat16",
         ),
         (
-            lambda: quantized(config=dict(qkv_bias=True, window=(None, 8))),
+            lambda: quantized(config=dict(qkv_bias=True, window=(4, 8))),
             "cannot have what this model has in: window",
         ),
     ],

@@ -18,48 +18,39 @@ import os
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from kvcourse.lm import LM
 from kvcourse.model import Transformer
-from kvcourse.model_folder import as_text, place, usable
 from kvcourse.quant.grid import TENSOR, Grid
 from kvcourse.quant.packing import pack
 from kvcourse.quant.tensor import QuantizedTensor
-from kvcourse.weights.gguf_write import require_lm, tokenizer_source, weights
-from kvcourse.weights.hf_write import hf_config
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-TOKENIZER_FILES += ("generation_config.json",)
+from kvcourse.weights.gguf_write import require_lm, weights
+from kvcourse.weights.hf_export import ends, write_folder
+from kvcourse.weights.hf_write import as_stored, hf_config, hf_name
 
 
-def export_compressed(lm: LM, folder: str | os.PathLike, source: str | os.PathLike | None = None) -> Path:
+def export_compressed(lm: LM, folder: str | os.PathLike) -> Path:
     """Write what `quantize_model` made of an `LM`, so that `transformers.AutoModelForCausalLM.from_pretrained(folder)`
-    computes the same; return the folder.
+    computes the same; return the folder. Beside the weights it is one as `kvcourse.export_hf` writes it, tokenizer
+    included.
 
     All layers must have one grid of 4 or 8 bits, symmetric or with a zero point, in groups or a whole row. Scales are
     stored in the dtype of the model, as all programs that read this layout expect, so that must hold them exactly.
-    `source` is the folder that the model was loaded from, whose tokenizer files are copied; a course model's is found
-    by its name. A tokenizer from a GGUF file has no such files, and is left out.
 
     Raises `ValueError` for what is no `LM`, a model that is not quantized, or in a way that the layout has no form for
-    or `transformers` cannot read, `RuntimeError`
-    when the files cannot be written.
+    or `transformers` cannot read, and all that `export_hf` refuses; `RuntimeError` when the files cannot be written.
     """
     model, dtype = require_lm(lm).model, lm.model.dtype
     grid, ignored = one_grid(model)
     tensors = {}
     for name, weight in weights(model):
-        name = name if name.startswith("lm_head.") else f"model.{name}"
         if isinstance(weight, QuantizedTensor):
-            tensors |= packed(name, weight, dtype)
+            tensors |= packed(hf_name(name), weight, dtype)
         else:
-            tensors[name] = weight.to("cpu", dtype).contiguous()
-    ids = (None, None) if lm.tokenizer is None else (lm.tokenizer.bos_id, lm.tokenizer.eos_id)
-    settings = hf_config(model.config, dtype, *ids) | {"quantization_config": quantization_config(grid, ignored)}
-    files = {"model.safetensors": save(tensors, {"format": "pt"}), "config.json": as_text(settings)}
-    return place(files | tokenizer_files(tokenizer_source(lm, source)), usable(folder))
+            tensors[hf_name(name)] = as_stored(name, weight, dtype, "Quantize the model again.")
+    config = hf_config(model.config, dtype, *ends(lm)) | {"quantization_config": quantization_config(grid, ignored)}
+    return write_folder(lm, folder, config, tensors)
 
 
 def one_grid(model: Transformer) -> tuple[Grid, list[str]]:
@@ -131,10 +122,3 @@ def quantization_config(grid: Grid, ignored: list[str]) -> dict:
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
         "ignore": ignored,
     }
-
-
-def tokenizer_files(source: str | os.PathLike | None) -> dict[str, bytes]:
-    """{name: content} of the files that a folder has about text."""
-    if source is None:
-        return {}
-    return {name: (Path(source) / name).read_bytes() for name in TOKENIZER_FILES if (Path(source) / name).is_file()}

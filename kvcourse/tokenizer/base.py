@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import index
 
+import tokenizers
+
 from kvcourse.tokenizer.chat import check_messages, render
 from kvcourse.tokenizer.gguf_vocab import read_gguf_vocabulary
 from kvcourse.tokenizer.json_folder import read_folder_vocabulary
@@ -23,6 +25,7 @@ class Tokenizer:
     - `tokens`: the vocabulary as the file spells it; `token_bytes`: the bytes that each token stands for;
     - `control`: id of each control token ("<|im_end|>"), which no ordinary text may write;
     - `merge(text, first)`: ids of ordinary text; `first` says that nothing stands before it;
+    - `library()`: a new tokenizer of the `tokenizers` library that does the same, for other programs;
     - `before`, `after`: ids that `encode` puts around every text, such as the beginning of text (BOS);
     - `bos_id`, `eos_id` (None when there is none); `stop_ids`: the set of ids that end an answer;
     - `chat_template`: the model's own Jinja template, or None; `named`: the tokens it may name, `{"bos_token": "<s>"}`;
@@ -34,6 +37,7 @@ class Tokenizer:
     token_bytes: list[bytes]
     control: dict[str, int]
     merge: Callable[[str, bool], list[int]]
+    library: Callable[[], tokenizers.Tokenizer]
     before: list[int] = field(default_factory=list)
     after: list[int] = field(default_factory=list)
     bos_id: int | None = None

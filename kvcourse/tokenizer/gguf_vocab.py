@@ -10,6 +10,7 @@ import unicodedata
 import tokenizers
 from tokenizers import models
 
+from kvcourse.tokenizer.gguf_library import byte_level_library, sentencepiece_library
 from kvcourse.tokenizer.pretokenizers import CUTS
 from kvcourse.tokenizer.sentencepiece import ScoredMerges
 from kvcourse.tokenizer.spelling import byte_level, byte_named, missing_bytes, spaced
@@ -39,13 +40,13 @@ def read_gguf_vocabulary(metadata: dict) -> dict | None:
         raise ValueError(
             f"The file lists {len(tokens)} tokens, but tokenizer.ggml.token_type has {len(types)} entries."
         )
-    control = {token: id for id, token in enumerate(tokens) if types[id] in (CONTROL, UNKNOWN)}
+    control = of_kind(tokens, types, CONTROL, UNKNOWN)
     fields, (default_bos, default_eos, add_bos) = kinds[model](ggml, tokens, types)
     bos_id, eos_id = id_of(ggml, "bos", default_bos, len(tokens)), id_of(ggml, "eos", default_eos, len(tokens))
     stop_ids = {id_of(ggml, end, None, len(tokens)) for end in ("eot", "eom")}  # end of turn, of message
     named = {"bos_token": bos_id, "eos_token": eos_id}
     return fields | {
-        "tokens": tokens,
+        "tokens": [*tokens],  # a list of its own: it may be extended
         "control": control,
         "bos_id": bos_id,
         "eos_id": eos_id,
@@ -69,6 +70,7 @@ def byte_level_vocabulary(ggml: dict, tokens: list[str], types: list[int]) -> tu
     token_bytes = [byte_level(t) if kind == NORMAL else t.encode() for t, kind in zip(tokens, types, strict=True)]
     missing = missing_bytes(token_bytes)
     merges = [tuple(merge.split(" ")) for merge in required(ggml, "merges")]
+    control, user_defined = of_kind(tokens, types, CONTROL, UNKNOWN), of_kind(tokens, types, USER_DEFINED)
     ids = {token: id for id, token in enumerate(tokens) if types[id] not in (CONTROL, UNKNOWN)}  # never from text
     try:
         library = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=cut.whole_words))
@@ -81,7 +83,11 @@ def byte_level_vocabulary(ggml: dict, tokens: list[str], types: list[int]) -> tu
         check_bytes(text, missing)
         return library.encode(text, add_special_tokens=False).ids
 
-    fields = {"token_bytes": token_bytes, "merge": keep_user_defined(tokens, types, merge)}
+    fields = {
+        "token_bytes": token_bytes,
+        "merge": keep_whole(user_defined, merge),
+        "library": lambda: byte_level_library(tokens, merges, cut, [*control], [*user_defined]),
+    }
     return fields, (None, None, cut.add_bos)
 
 
@@ -97,22 +103,32 @@ def sentencepiece_vocabulary(ggml: dict, tokens: list[str], types: list[int]) ->
     token_bytes = [
         names.get(id) or (spaced(token) if types[id] == NORMAL else token.encode()) for id, token in enumerate(tokens)
     ]
-    ids = {token: id for id, token in enumerate(tokens) if types[id] in (NORMAL, USER_DEFINED)}
-    pieces = ScoredMerges(
-        ids, {token: float(scores[id]) for token, id in ids.items()}, {byte[0]: id for id, byte in names.items()}
-    )
+    control, user_defined = of_kind(tokens, types, CONTROL, UNKNOWN), of_kind(tokens, types, USER_DEFINED)
+    unknown = next(iter(of_kind(tokens, types, UNKNOWN)), None)
+    ids = of_kind(tokens, types, NORMAL, USER_DEFINED)
+    scored = {token: float(scores[id]) for token, id in ids.items()}
+    pieces = ScoredMerges(ids, scored, {byte[0]: id for id, byte in names.items()})
     add_space = bool(ggml.get("add_space_prefix", True))
 
     def merge(text: str) -> list[int]:  # a space comes before every stretch of text, as in llama.cpp
         return pieces(f" {text}" if add_space else text)
 
-    fields = {"token_bytes": token_bytes, "merge": keep_user_defined(tokens, types, merge), "added_space": add_space}
+    fields = {
+        "token_bytes": token_bytes,
+        "merge": keep_whole(user_defined, merge),
+        "library": lambda: sentencepiece_library(tokens, scored, unknown, add_space, [*control], [*user_defined]),
+        "added_space": add_space,
+    }
     return fields, (1, 2, True)
 
 
-def keep_user_defined(tokens: list[str], types: list[int], merge):
+def of_kind(tokens: list[str], types: list[int], *kinds: int) -> dict[str, int]:
+    """{token: id} of the tokens of these kinds."""
+    return {token: id for id, token in enumerate(tokens) if types[id] in kinds}
+
+
+def keep_whole(user_defined: dict[str, int], merge):
     """`merge` for text in which a user-defined token is one token wherever it stands."""
-    user_defined = {token: id for id, token in enumerate(tokens) if types[id] == USER_DEFINED}
     whole = any_of(user_defined)
 
     def ids_of(text: str, first: bool) -> list[int]:

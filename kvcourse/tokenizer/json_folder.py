@@ -46,6 +46,7 @@ def read_folder_vocabulary(path: str | os.PathLike) -> dict | None:
         "token_bytes": token_bytes,
         "control": {token.content: id for id, token in special.items()},
         "merge": merge_with(library, data, token_bytes, spelling, file),
+        "library": lambda: tokenizers.Tokenizer.from_str(library.to_str()),
         "before": before,
         "after": after,
         "bos_id": bos_id,

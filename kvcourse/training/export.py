@@ -22,8 +22,9 @@ from torch import Tensor
 from kvcourse.model import Transformer
 from kvcourse.model_folder import as_text, place, usable
 from kvcourse.text_files import read_object
+from kvcourse.tokenizer.json_write import library_files
 from kvcourse.training.vocabulary import END
-from kvcourse.weights.hf_write import hf_config
+from kvcourse.weights.hf_write import as_stored, hf_config, hf_name
 from kvcourse.weights.shipped import altered_in
 
 PROVENANCE, CURVE = "provenance.json", "curve.json"
@@ -42,21 +43,12 @@ def export(model: Transformer, tokenizer: Tokenizer, folder: str | os.PathLike, 
     end = tokenizer.token_to_id(END)
     if end is None:
         raise ValueError(f"The tokenizer has no token {END}, which begins and ends every text.")
+    named = {"bos_token": END, "eos_token": END}
     family = "llama" if model.config.window is None else "mistral"
     files = {
         "model.safetensors": save(half_weights(model), {"format": "pt"}),
         "config.json": as_text(hf_config(model.config, torch.float16, end, end, family)),
-        "generation_config.json": as_text({"bos_token_id": end, "eos_token_id": end}),
-        "tokenizer.json": (tokenizer.to_str(pretty=True) + "\n").encode(),
-        "tokenizer_config.json": as_text(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "bos_token": END,
-                "eos_token": END,
-                "clean_up_tokenization_spaces": False,
-                "model_max_length": model.config.max_seq_len,
-            }
-        ),
+        **library_files(tokenizer, named, model.config.max_seq_len, {"bos_token_id": end, "eos_token_id": end}),
         CURVE: as_text(curve),
     }
     sums = {name: sha256(data).hexdigest() for name, data in files.items()}
@@ -66,16 +58,9 @@ def export(model: Transformer, tokenizer: Tokenizer, folder: str | os.PathLike, 
 
 def half_weights(model: Transformer) -> dict[str, Tensor]:
     """{name in Hugging Face's Llama: weight in float16}. Raises `ValueError` naming a weight that overflows."""
-    weights = {}
-    for name, weight in model.state_dict().items():
-        half = weight.detach().to("cpu", torch.float16).contiguous()
-        if not half.isfinite().all():
-            raise ValueError(
-                f"{name} has numbers that float16 cannot hold: the largest is {weight.abs().max().item():.4g}, and it "
-                "ends at 65504. The training has diverged: lower the learning rate and train again."
-            )
-        weights[name if name.startswith("lm_head.") else f"model.{name}"] = half
-    return weights
+    advice = "The training has diverged: lower the learning rate and train again."
+    state = model.state_dict().items()
+    return {hf_name(name): as_stored(name, weight, torch.float16, advice) for name, weight in state}
 
 
 def read_provenance(folder: str | os.PathLike) -> dict:
