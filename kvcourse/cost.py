@@ -8,7 +8,7 @@ attention runs as plain matrix products (`SDPBackend.MATH`; the CPU's fused atte
 from math import ceil
 from typing import NamedTuple
 
-from kvcourse.config import ModelConfig, require_config
+from kvcourse.config import ModelConfig
 from kvcourse.require import require_flag, require_number, require_whole
 from kvcourse.shape import Shape, as_shape
 
@@ -37,30 +37,49 @@ class Bytes(NamedTuple):
         return sum(self)
 
 
-def flops(config: ModelConfig, new_tokens: int, context: int = 0, batch_size: int = 1, last_only: bool = True) -> Flops:
+def flops(
+    shape: Shape | ModelConfig, new_tokens: int, context: int = 0, batch_size: int = 1, last_only: bool = True
+) -> Flops:
     """Operations to run `new_tokens` tokens for each of `batch_size` texts that hold `context` tokens already.
 
-    Prefill of n tokens is `flops(config, n)`, a decode step `flops(config, 1, context)`. Attention is counted as the
+    Prefill of n tokens is `flops(shape, n)`, a decode step `flops(shape, 1, context)`. Attention is counted as the
     full rectangle of new tokens x all tokens, masked part included, as the flop counter does; a kernel that skips
     the masked half of a long prefill does about half of it. A layer with a window reads no key that all the new tokens
-    have left behind. `last_only` runs the head for one row of each text.
+    have left behind. Of a mixture of experts those count that a token is sent to, and the router. `last_only` runs the
+    head for one row of each text. Raises `ValueError` for latent attention: it can be run in two ways (`kvcourse.mla`)
+    that differ in operations.
     """
-    new_tokens, context, batch_size = require_pass(config, new_tokens, context, batch_size)
-    c, rows = config, batch_size * new_tokens
-    q_size, kv_size = c.n_heads * c.d_head, c.n_kv_heads * c.d_head
-    layer = c.d_model * (q_size + 2 * kv_size) + q_size * c.d_model + 3 * c.d_model * c.d_ff
-    keys = sum(new_tokens + held for held in earlier_tokens(config, context))  # over all layers
+    s, new_tokens, context, batch_size = require_pass(shape, new_tokens, context, batch_size)
+    if s.latent is not None:
+        raise ValueError(
+            "Latent attention is run in two ways that differ in operations (kvcourse.mla has both), and the shape does "
+            "not say which: take a shape without a latent; bytes_moved, which is the same for both, can be had."
+        )
+    rows = batch_size * new_tokens
+    keys = sum(new_tokens + held for held in earlier_tokens(s, context))  # over all layers
     head_rows = batch_size if last_only else rows
     return Flops(
-        linear=2 * rows * c.n_layers * layer,
-        attention=2 * rows * 2 * c.n_heads * c.d_head * keys,  # scores, then the weighted sum of values
-        head=2 * head_rows * c.d_model * c.vocab_size,
+        linear=2 * rows * multiplied(s),
+        attention=2 * rows * 2 * s.n_heads * s.d_head * keys,  # scores, then the weighted sum of values
+        head=2 * head_rows * s.d_model * s.vocab_size,
     )
 
 
-def earlier_tokens(config: ModelConfig, context: int) -> list[int]:
+def multiplied(s: Shape) -> int:
+    """Weights of all layers that one token is multiplied with: every matrix, of the experts those picked; no norm and
+    no bias, which are added."""
+    attention = 2 * s.d_model * (s.n_heads + s.n_kv_heads) * s.d_head
+    dense = 3 * s.d_model * s.d_ff
+    if s.experts is None:
+        return s.n_layers * (attention + dense)
+    e = s.experts
+    mixture = s.d_model * e.n + (e.active + e.shared) * 3 * s.d_model * e.d_ff
+    return s.n_layers * attention + e.first_dense * dense + (s.n_layers - e.first_dense) * mixture
+
+
+def earlier_tokens(shape: Shape | ModelConfig, context: int) -> list[int]:
     """For each layer, how many of `context` earlier tokens the next token reads: all, or those its window reaches."""
-    return [context if window is None else min(context, window - 1) for window in config.windows]
+    return [context if window is None else min(context, window - 1) for window in shape.windows]
 
 
 def parameters(shape: Shape | ModelConfig, active_only: bool = False) -> int:
@@ -157,20 +176,28 @@ def to_bytes(numbers: int, bits: float) -> int:
         raise ValueError(f"So many numbers of bits={bits!r} each cannot be counted: give fewer of both.") from error
 
 
-def bytes_moved(config: ModelConfig, new_tokens: int, context: int = 0, batch_size: int = 1, bits: float = 16) -> Bytes:
+def bytes_moved(
+    shape: Shape | ModelConfig, new_tokens: int, context: int = 0, batch_size: int = 1, bits: float = 16
+) -> Bytes:
     """Bytes a forward pass with a cache must move at least: `flops` says what the arguments mean.
 
     All weights are read once, except that of an untied embedding only the new tokens' rows are read. Activations
-    stay in the processor's own memory and are not counted.
+    stay in the processor's own memory and are not counted. Raises `ValueError` for a mixture of experts and more than
+    one token: which experts are read is then up to the router.
     """
-    new_tokens, context, batch_size = require_pass(config, new_tokens, context, batch_size)
+    s, new_tokens, context, batch_size = require_pass(shape, new_tokens, context, batch_size)
     rows = batch_size * new_tokens
-    read = sum(earlier_tokens(config, context))  # over all layers
-    unread = 0 if config.tie_embeddings else (config.vocab_size - min(rows, config.vocab_size)) * config.d_model
+    if s.experts is not None and rows > 1:
+        raise ValueError(
+            f"How many experts {rows} tokens read between them is up to the router, not to the shape: give one new "
+            "token of one text, or a shape without experts."
+        )
+    read = sum(earlier_tokens(s, context))  # over all layers
+    embedding = 0 if s.tie_embeddings else min(rows, s.vocab_size) * s.d_model
     return Bytes(
-        weights=weight_bytes(config, bits) - to_bytes(unread, bits),
-        cache_read=batch_size * slot_bytes(config, read, bits),
-        cache_written=batch_size * slot_bytes(config, config.n_layers * new_tokens, bits),
+        weights=to_bytes(parameters(s, active_only=True) + embedding, bits),
+        cache_read=batch_size * slot_bytes(s, read, bits),
+        cache_written=batch_size * slot_bytes(s, s.n_layers * new_tokens, bits),
     )
 
 
@@ -183,10 +210,10 @@ def price_per_million(tokens_per_second: float, dollars_per_hour: float) -> floa
     return hours * require_number("dollars_per_hour", dollars_per_hour)
 
 
-def require_pass(config, new_tokens, context, batch_size) -> tuple[int, int, int]:
-    """The numbers as Python ints (NumPy's overflow without a word); `ValueError` when one of the four is wrong."""
-    require_config(config)
+def require_pass(shape, new_tokens, context, batch_size) -> tuple[Shape, int, int, int]:
+    """The shape, and the numbers as Python ints (NumPy's overflow without a word); `ValueError` when one is wrong."""
     return (
+        as_shape(shape),
         require_whole("new_tokens", new_tokens),
         require_whole("context", context, least=0),
         require_whole("batch_size", batch_size),

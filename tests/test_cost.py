@@ -14,6 +14,7 @@ import kvcourse as kv
 from kvcourse.cost import bits_per_number
 from kvcourse.published import PUBLISHED
 from kvcourse.require import require_number
+from kvcourse.shape import Experts, Shape, as_shape
 
 CONFIGS = [
     small_config(),
@@ -176,6 +177,59 @@ def test_a_window_bounds_what_a_step_reads():
         assert kv.flops(config, 1, context=100).attention == 2 * 2 * 8 * 8 * (tokens + 2)
 
 
+@pytest.mark.parametrize("config", [*CONFIGS, SMOLLM2])
+def test_a_shape_costs_what_its_model_costs(config):
+    for new, context, batch_size in [(1, 0, 1), (1, 100, 3), (17, 20, 2)]:
+        shape = as_shape(config)
+        assert kv.flops(shape, new, context, batch_size) == kv.flops(config, new, context, batch_size)
+        assert kv.bytes_moved(shape, new, context, batch_size) == kv.bytes_moved(config, new, context, batch_size)
+
+
+def test_llama_70b_step_by_hand():
+    """Each layer: q and o 8192 x 8192, k and v 8192 x 1024, three of 8192 x 28,672. The head: 8192 x 128,256."""
+    llama, layer = PUBLISHED["Llama 3 70B"], 2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28_672
+    step = kv.flops(llama, 1, 999_999)
+    assert step == (2 * 80 * layer, 4 * 80 * 64 * 128 * 1_000_000, 2 * 8192 * 128_256)
+    moved = kv.bytes_moved(llama, 1, 999_999)
+    assert moved.weights == 2 * (80 * layer + 161 * 8192 + 8192 * 128_256 + 8192)  # norms, head, a row of the embedding
+    assert (moved.cache_read, moved.cache_written) == (327_680 * 999_999, 327_680)
+
+
+def test_a_mixture_of_experts_by_the_flop_counter():
+    """Two of four experts for each token: however they are dealt out, each token meets two of them."""
+    settings = dict(vocab_size=97, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=8)
+    settings |= dict(num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, head_dim=8)
+    config = transformers.MixtralConfig(**settings, attn_implementation="eager", experts_implementation="eager")
+    model = transformers.MixtralForCausalLM(config).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(random_tokens(1, 20), use_cache=False)
+    experts = Experts(n=4, active=2, d_ff=48)
+    shape = Shape(2, 8, 2, 8, 64, 48, 97, 256, experts=experts)
+    counted = counter.get_total_flops()
+    assert kv.flops(shape, 20, last_only=False).total == pytest.approx(counted, rel=2e-3)  # and its rotary angles
+    assert kv.flops(replace(shape, experts=replace(experts, active=3)), 20, last_only=False).total > 1.1 * counted
+
+
+def test_a_mixture_reads_the_experts_of_one_token():
+    """gpt-oss 20B: of 32 experts 4, each 3 x 2880 x 2880 weights and 3 x 2880 biases."""
+    shape = PUBLISHED["gpt-oss 20B"]
+    one, all_weights = kv.bytes_moved(shape, 1, bits=8).weights, kv.parameters(shape)
+    unread = 24 * 28 * (3 * 2880 * 2880 + 3 * 2880) + (201_088 - 1) * 2880
+    assert one == all_weights - unread
+    with pytest.raises(ValueError, match="How many experts 2 tokens read between them is up to the router"):
+        kv.bytes_moved(shape, 1, batch_size=2)
+    assert kv.flops(shape, 7).linear == 7 * kv.flops(shape, 1).linear
+
+
+def test_latent_attention_reads_its_latents_and_its_operations_are_not_guessed():
+    """DeepSeek-V2 keeps 576 numbers a token in each of 60 layers."""
+    shape = replace(PUBLISHED["DeepSeek-V2"], experts=None)
+    moved = kv.bytes_moved(shape, 1, 1000)
+    assert (moved.cache_read, moved.cache_written) == (69_120 * 1000, 69_120)
+    with pytest.raises(ValueError, match="Latent attention is run in two ways that differ in operations"):
+        kv.flops(shape, 1, 1000)
+
+
 def test_price_by_hand():
     """1,000 tokens a second are 3.6 million an hour."""
     assert kv.price_per_million(1000, 3.6) == pytest.approx(1.0)
@@ -213,20 +267,14 @@ def test_sizes_out_of_range_are_refused_and_numpy_integers_do_not_wrap_around():
     assert kv.cache_bytes(SMOLLM2, np.int32(500_000)) == 11_520_000_000
 
 
-@pytest.mark.parametrize(
-    ("function", "wanted"),
-    [
-        (kv.flops, "config must be a ModelConfig, such as lm.config"),
-        (kv.bytes_moved, "config must be a ModelConfig, such as lm.config"),
-        (kv.cache_bytes, "shape must be a Shape, .*, or a ModelConfig, such as lm.config"),
-        (kv.weight_bytes, "shape must be a Shape, .*, or a ModelConfig, such as lm.config"),
-    ],
-)
-def test_a_model_or_a_name_in_place_of_a_config_is_refused(function, wanted):
+@pytest.mark.parametrize("function", [kv.flops, kv.bytes_moved, kv.cache_bytes, kv.weight_bytes])
+def test_a_model_or_a_name_in_place_of_a_config_is_refused(function):
     model = small_model()
     for given in (model, "smollm2-135m", None, 5):
         kind = type(given).__name__
-        with pytest.raises(ValueError, match=f"{wanted}; got {kind}"):
+        with pytest.raises(
+            ValueError, match=f"shape must be a Shape, .*, or a ModelConfig, such as lm.config; got {kind}"
+        ):
             function(given, 1)
     assert function(model.config, 1)
 
