@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 from kvcourse import __version__
-from kvcourse.cli import bench, doctor, fetch, lab, measure, notebooks, run, train
+from kvcourse.cli import bench, doctor, fetch, lab, measure, meter, notebooks, run, train
 
 # Each module has `HELP`, `add_arguments(parser)` and `main(arguments) -> exit code`.
-COMMANDS = {"doctor": doctor, "fetch": fetch, "lab": lab, "run": run, "bench": bench}
+COMMANDS = {"doctor": doctor, "fetch": fetch, "lab": lab, "run": run, "bench": bench, "meter": meter}
 COMMANDS |= {"train": train, "measure": measure, "notebooks": notebooks}
 
 

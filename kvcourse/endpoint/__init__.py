@@ -1,0 +1,1 @@
+"""Measuring a server from outside: what a user of an OpenAI-compatible streaming endpoint waits for, and how long."""
