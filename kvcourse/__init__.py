@@ -37,6 +37,7 @@ _HOMES = {
     "fetch": "weights.fetch",
     "COURSE_MODELS": "weights.fetch",
     "write_gguf": "weights.gguf_write",
+    "export_hf": "weights.hf_export",
     "announce_stand_in": "weights.notice",
     "perplexity": "quality",
     "recall": "quality",
@@ -53,6 +54,10 @@ _HOMES = {
     "PagedCache": "caches",
     "QuantizedCache": "caches",
     "Engine": "serving.engine",
+    "compiled": "fast.make",
+    "meter": "endpoint.load",
+    "run_parallel": "parallel",
+    "long_context": "context_cost",
 }
 _MODULES = ("check", "layers", "plots", "quant", "results", "widgets")
 

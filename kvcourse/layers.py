@@ -27,9 +27,14 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x `(..., size)` -> same shape and dtype."""
-        x32 = x.float() if x.dtype.itemsize < 4 else x
-        scale = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * (x32 * scale).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """What `RMSNorm` computes: x `(..., size)`, weight `(size,)` -> same shape and dtype as x."""
+    x32 = x.float() if x.dtype.itemsize < 4 else x
+    scale = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * (x32 * scale).to(x.dtype)
 
 
 class SwiGLU(nn.Module):

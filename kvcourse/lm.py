@@ -19,6 +19,8 @@ from kvcourse.weights.fields import short
 from kvcourse.weights.hf_folder import Folder
 from kvcourse.weights.hub import hub_folder
 
+COMPILED = ("float32", "bfloat16", "float16", "int8", "int4")  # the kinds of weights that `kv.compiled` makes
+
 
 @dataclass(frozen=True)
 class LM:
@@ -115,7 +117,9 @@ class TextStream:
             yield rest
 
 
-def load_model(name: str | os.PathLike, dtype: torch.dtype | str | None = None, device=None) -> LM:
+def load_model(
+    name: str | os.PathLike, dtype: torch.dtype | str | None = None, device=None, *, compiled: str | bool = False
+) -> LM:
     """Load a model and run it once, so that the first timing is not a first run. `name` is one of
 
     - a course model: `"tiny-mha"`, `"tiny-gqa"`, `"tiny-mqa"` or `"tiny-window"`, which travel with the course, or the
@@ -127,12 +131,16 @@ def load_model(name: str | os.PathLike, dtype: torch.dtype | str | None = None, 
     not, `"tiny-gqa"` is loaded in its place; a printed line says so, and the `name` of what is returned is then
     `"tiny-gqa"`. Any other name means that model or an error.
 
+    `compiled=True` gives the model as `kv.compiled` makes it, `compiled="int8"` with that kind of weights.
+
     Models of the Llama, Mistral, Qwen2 and Qwen3 families can be run. dtype and device default to those the course uses
     on this machine. Raises `ValueError` for an unknown name, a damaged file or a model that this package would compute
     wrongly, `FileNotFoundError` for a missing file, `RuntimeError` for what could not be downloaded, or overflows when
     it is run.
     """
     device, dtype = resolve(device, dtype)
+    if not isinstance(compiled, bool):
+        require_kind(compiled)
     if device.type == "meta":
         raise ValueError('device="meta" has shapes without numbers, so a model cannot be loaded there: use "cpu".')
     path = find_model(name)
@@ -150,8 +158,20 @@ def load_model(name: str | os.PathLike, dtype: torch.dtype | str | None = None, 
     state = checkpoint.read(dtype, device)  # the long part comes after everything that can be refused
     model = Transformer(config, device="meta", dtype=dtype)  # shapes without memory: the weights are put in place
     model.load_state_dict(state, assign=True)
-    warm_up(model)
-    return LM(model, tokenizer, short_name(name, path))
+    lm = LM(model, tokenizer, short_name(name, path))
+    if compiled is not False:
+        from kvcourse.fast.make import compiled as make
+
+        lm = make(lm, None if compiled is True else compiled)
+    warm_up(lm.model)
+    return lm
+
+
+def require_kind(compiled: str) -> str:
+    """`compiled` if it is a kind of weights that `kv.compiled` knows, else `ValueError`: before a model is loaded."""
+    if compiled not in COMPILED:
+        raise ValueError(f"compiled={compiled!r} must be one of {', '.join(COMPILED)}, or True: as the weights are.")
+    return compiled
 
 
 def fit(tokenizer: Tokenizer, vocab_size: int, path: Path) -> None:

@@ -108,13 +108,17 @@ class Transformer(nn.Module):
         self.check_positions(tokens, positions, cache)
         with cache.step(positions) as step:
             x = self.embed_tokens(tokens)
-            rotary = self.rotary(positions.to(self.device))
-            for index, layer in enumerate(self.layers):
-                x = layer(x, index, rotary, step)
+            x = self.run_layers(x, self.rotary(positions.to(self.device)), step)
             if last_only:
                 last = step.last(positions).to(self.device)
                 x = x.take_along_dim(last[..., None], dim=1)
             return self.head(self.norm(x))
+
+    def run_layers(self, x: Tensor, rotary: tuple[Tensor, Tensor], step: Step) -> Tensor:
+        """x `(B, T, d_model)`, the tokens' embeddings -> what the last layer makes of them."""
+        for index, layer in enumerate(self.layers):
+            x = layer(x, index, rotary, step)
+        return x
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines for positions `(B, T)`, `(B, 1, T, d_head)` each: the same for every layer."""

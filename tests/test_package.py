@@ -31,7 +31,18 @@ FLOORS = [
         "published",
         "evaluation",
     },
-    {"layers", "tokenizer", "cost", "capacity", "roof", "gqa", "mla", "serving.blocks", "serving.prefix"},
+    {
+        "layers",
+        "tokenizer",
+        "cost",
+        "capacity",
+        "roof",
+        "context_cost",
+        "gqa",
+        "mla",
+        "serving.blocks",
+        "serving.prefix",
+    },
     {"serving.scheduler", "serving.workload", "serving.snapshot", "serving.bill"},
     {"quant.grid", "quant.packing", "quant.statistics"},
     {"quant.tensor", "quant.gguf_blocks"},
@@ -41,13 +52,26 @@ FLOORS = [
     {"weights", "sampling", "metrics"},
     {"texts", "generation"},
     {"lm", "results", "serving"},
-    {"bench", "plots", "widgets", "check", "notebooks", "quality", "quant", "training", "uptraining"},
+    {
+        "bench",
+        "plots",
+        "widgets",
+        "check",
+        "notebooks",
+        "quality",
+        "quant",
+        "training",
+        "uptraining",
+        "parallel",
+        "fast",
+    },
+    {"endpoint"},
     {"cli"},
 ]
 
 
-# `from_hf` of a config reads a file, with what stands far above it, when it is called.
-READS = {"config": {"weights"}, "shape": {"weights"}}
+# `from_hf` of a config reads a file, and `load_model` compiles, with what stands far above them, when they are called.
+READS = {"config": {"weights"}, "shape": {"weights"}, "lm": {"fast"}}
 
 
 def floor_of(room: str) -> int:

@@ -16,6 +16,7 @@ _HOMES = {
     "QuantEmbedding": "linear",
     "InputStatistics": "statistics",
     "quantize_model": "quantize",
+    "smooth": "smoothing",
     "save": "files",
     "load": "files",
     "export_compressed": "compressed",

@@ -29,6 +29,7 @@ class Dequantize(nn.Module):
     """Any weight, on any device: kept in the form that is saved, dequantized for the moment of a product."""
 
     path = "dequantize"
+    hidden_bytes = 0  # held outside of the buffers
 
     def __init__(self, weight: QuantizedTensor, dtype: torch.dtype):
         super().__init__()

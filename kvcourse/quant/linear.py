@@ -4,17 +4,20 @@ import torch
 from torch import Tensor, nn
 
 from kvcourse.device import as_dtype
+from kvcourse.quant.int8_product import Int8Product
 from kvcourse.quant.kernels import KERNELS, Dequantize
 from kvcourse.quant.tensor import QuantizedTensor
 
-PATHS = ("auto", Dequantize.path, *KERNELS)
+WAYS = {Dequantize.path: Dequantize, **KERNELS, Int8Product.path: Int8Product}
+PATHS = ("auto", *WAYS)
 
 
 class QuantLinear(nn.Module):
     """x W^T + bias with a packed weight W `(out_features, in_features)`, in the place of an `nn.Linear`.
 
-    `path` says how: "int8 kernel", "int4 kernel", "dequantize", or "auto": a kernel where one fits. `.path` is what it
-    came to, and `.reason` one sentence why it is no kernel (else None). `dtype` is that of x and the bias; `.to(...)`
+    `path` says how: "int8 kernel", "int4 kernel", "dequantize", or "auto": a kernel where one fits; and, as it rounds
+    more than the weights, only where it is asked for, "int8 activations" (see `Int8Product`). `.path` is what it came
+    to, and `.reason` one sentence why it is no kernel (else None). `dtype` is that of x and the bias; `.to(...)`
     changes it, or the device, and looks again for what fits. Scales keep the dtype that they are stored in.
     Raises `ValueError` for a kernel that was asked for and does not fit, and for a bias of another size.
     """
@@ -41,11 +44,11 @@ class QuantLinear(nn.Module):
         wanted = f"int{weight.grid.bits} kernel" if self.asked == "auto" else self.asked
         if wanted == Dequantize.path:
             self.reason = f'path="{wanted}" was asked for.'
-        elif wanted not in KERNELS:
+        elif wanted not in WAYS:
             self.reason = f"PyTorch has kernels for 4 and 8 bits, not for {weight.grid.bits}."
         else:
-            self.reason = KERNELS[wanted].misfit(weight, self.dtype)
-        self.weight = (Dequantize if self.reason else KERNELS[wanted])(weight, self.dtype)
+            self.reason = WAYS[wanted].misfit(weight, self.dtype)
+        self.weight = (Dequantize if self.reason else WAYS[wanted])(weight, self.dtype)
 
     @property
     def path(self) -> str:
@@ -55,7 +58,8 @@ class QuantLinear(nn.Module):
     @property
     def nbytes(self) -> int:
         """Bytes of memory really held, the bias included."""
-        return sum(t.untyped_storage().nbytes() for t in (*self.buffers(), *self.parameters()))
+        tensors = sum(t.untyped_storage().nbytes() for t in (*self.buffers(), *self.parameters()))
+        return tensors + self.weight.hidden_bytes
 
     def quantized(self) -> QuantizedTensor:
         """The weight in the form that is saved."""

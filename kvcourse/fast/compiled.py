@@ -1,0 +1,103 @@
+"""A `Transformer` that computes what the plain one does in fewer and larger steps."""
+
+import torch
+from torch import Tensor, nn
+
+from kvcourse.caches import Step
+from kvcourse.caches.dense import UniformStep
+from kvcourse.fast.function import CompiledFunction, cannot_compile, varying
+from kvcourse.fast.layer import after, before, one_product, one_token, sizes_of
+from kvcourse.fast.weights import Matrix, layer_weights
+from kvcourse.model import Transformer
+
+
+class CompiledTransformer(Transformer):
+    """A `Transformer` over joined weights, whose layers run as compiled functions. `compiled` makes one.
+
+    It takes tokens, positions and caches as any other, so `generate`, `Engine` and `perplexity` work with it. Functions
+    are compiled when first used, seconds each (`warm_up` sees to those of `generate`): one for one token after a
+    `DenseCache`, whatever its length (a cache that this token fills is compiled once more); two, for the parts of a
+    layer before and after attention, for any number of tokens and any cache; and one for the head. `reason` says in one
+    sentence why nothing is compiled on this machine, or is None; the joined weights then remain, with the plain
+    operations.
+    """
+
+    def __init__(self, source: Transformer):
+        nn.Module.__init__(self)
+        self.config, sizes = source.config, sizes_of(source.config)
+        self.embed_tokens, self.norm, self.lm_head = source.embed_tokens, source.norm, source.lm_head
+        self.weights, self.held = [], nn.ModuleList()
+        for layer in source.layers:
+            with torch.inference_mode(False):
+                weights, modules = layer_weights(layer)
+            self.weights.append(weights)
+            self.held.extend(modules)
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        self.table = head.weight if isinstance(head, nn.Embedding | nn.Linear) else None  # to score one token with
+        self.reason = cannot_compile(source.device.type)
+        self.functions = [
+            CompiledFunction(before, sizes),
+            CompiledFunction(after, sizes),
+            CompiledFunction(one_token, sizes),
+            CompiledFunction(one_product),
+        ]
+        self.slots = torch.empty(self.config.max_seq_len + 1, device=self.device)  # only its length is ever looked at
+        self.full_context = not any(self.config.windows)
+        self.requires_grad_(False).eval()
+
+    @property
+    def layers(self):
+        raise ValueError("A compiled model has its weights joined, and no layers: use the model that it was made from.")
+
+    @property
+    def compilations(self) -> int:
+        """How often a function has been compiled so far."""
+        return sum(function.compilations for function in self.functions)
+
+    @property
+    def compile_seconds(self) -> float:
+        """What that took."""
+        return sum(function.seconds for function in self.functions)
+
+    def _apply(self, fn, recurse: bool = True):
+        """What `.to`, `.cuda`, `.bfloat16` and others call."""
+        raise ValueError("A compiled model stays where and as it is: move the model that it was made from.")
+
+    def __deepcopy__(self, memo):
+        raise TypeError("A compiled model cannot be copied: compile the model that it was made from once more.")
+
+    def run_layers(self, x: Tensor, rotary: tuple[Tensor, Tensor], step: Step) -> Tensor:
+        one = x.shape[:2] == (1, 1) and isinstance(step, UniformStep) and step.stop > 1
+        one = one and self.full_context and self.reason is None
+        outside = not torch.is_inference_mode_enabled()
+        with torch.inference_mode():  # always: a compiled function tells tensors of inference mode from others
+            if outside:
+                x, rotary = x.clone(), tuple(table.clone() for table in rotary)
+            x = self.run_one(x[0, 0], rotary, step)[None, None] if one else self.run_all(x, rotary, step)
+        return x.clone() if outside else x
+
+    def run_one(self, x: Tensor, rotary: tuple[Tensor, Tensor], step: UniformStep) -> Tensor:
+        """x `(d_model,)` of one new token -> the same after all layers. The step's cache is written to."""
+        cos, sin = (table[0, 0, 0] for table in rotary)
+        slots, cache = varying(self.slots[: step.stop], 0), step.cache
+        for index, weights in enumerate(self.weights):
+            keys, values = varying(cache.keys[index, 0], 1), varying(cache.values[index, 0], 1)
+            x = self.functions[2](weights, x, cos, sin, keys, values, slots)
+        return x
+
+    def run_all(self, x: Tensor, rotary: tuple[Tensor, Tensor], step: Step) -> Tensor:
+        """x `(B, T, d_model)` -> the same after all layers; between two functions the cache attends."""
+        before, after = self.functions[:2] if self.reason is None else (f.plain for f in self.functions[:2])
+        shape = x.shape[:2]
+        x = varying(x.flatten(0, 1), 0)
+        cos, sin = (varying(table.transpose(1, 2).expand(*shape, -1, -1).flatten(0, 1), 0) for table in rotary)
+        for index, weights in enumerate(self.weights):
+            q, k, v = (part.unflatten(0, shape).transpose(1, 2) for part in before(weights, x, cos, sin))
+            attended = step.attend(index, q, k, v).transpose(1, 2).reshape(len(x), -1)
+            x = after(weights, x, varying(attended, 0))
+        return x.unflatten(0, shape)
+
+    def head(self, x: Tensor) -> Tensor:
+        if self.table is None or x.shape[:2] != (1, 1) or self.reason is not None:
+            return super().head(x)
+        return self.functions[3](x[0, 0], Matrix(self.table, None, None, len(self.table)), x.dtype)[None, None]
