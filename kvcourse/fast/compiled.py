@@ -6,8 +6,9 @@ from torch import Tensor, nn
 from kvcourse.caches import Step
 from kvcourse.caches.dense import UniformStep
 from kvcourse.fast.function import CompiledFunction, cannot_compile, varying
-from kvcourse.fast.layer import after, before, one_product, one_token, sizes_of
-from kvcourse.fast.weights import Matrix, layer_weights
+from kvcourse.fast.graphs import Graphs
+from kvcourse.fast.layer import after, before, one_product, one_token, one_token_of_many, sizes_of
+from kvcourse.fast.weights import Dense, joined, layer_weights
 from kvcourse.model import Transformer
 
 
@@ -17,9 +18,9 @@ class CompiledTransformer(Transformer):
     It takes tokens, positions and caches as any other, so `generate`, `Engine` and `perplexity` work with it. Functions
     are compiled when first used, seconds each (`warm_up` sees to those of `generate`): one for one token after a
     `DenseCache`, whatever its length (a cache that this token fills is compiled once more); two, for the parts of a
-    layer before and after attention, for any number of tokens and any cache; and one for the head. `reason` says in one
-    sentence why nothing is compiled on this machine, or is None; the joined weights then remain, with the plain
-    operations.
+    layer before and after attention, for any number of tokens and any cache (a single token is compiled once more); and
+    one for the head. `reason` says in one sentence why nothing is compiled on this machine, or is None; the joined
+    weights then remain, with the plain operations.
     """
 
     def __init__(self, source: Transformer):
@@ -32,18 +33,23 @@ class CompiledTransformer(Transformer):
                 weights, modules = layer_weights(layer)
             self.weights.append(weights)
             self.held.extend(modules)
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
-        self.table = head.weight if isinstance(head, nn.Embedding | nn.Linear) else None  # to score one token with
+        if self.lm_head is None:
+            self.scores = Dense(self.embed_tokens.weight, None)
+        else:
+            self.scores, _ = joined([self.lm_head])
         self.reason = cannot_compile(source.device.type)
         self.functions = [
             CompiledFunction(before, sizes),
             CompiledFunction(after, sizes),
             CompiledFunction(one_token, sizes),
             CompiledFunction(one_product),
+            CompiledFunction(one_token_of_many, sizes),
         ]
+        on_gpu = self.device.type == "cuda" and self.reason is None
+        self.graphs = Graphs(self.run_fixed) if on_gpu else None
         self.slots = torch.empty(self.config.max_seq_len + 1, device=self.device)  # only its length is ever looked at
         self.full_context = not any(self.config.windows)
-        self.requires_grad_(False).eval()
+        self.training = False  # not .eval(): what is shared with the source stays as it is there
 
     @property
     def layers(self):
@@ -66,23 +72,33 @@ class CompiledTransformer(Transformer):
     def __deepcopy__(self, memo):
         raise TypeError("A compiled model cannot be copied: compile the model that it was made from once more.")
 
+    def forward(self, *arguments, **options) -> Tensor:
+        """That of `Transformer`, in inference mode always: a compiled function tells tensors of it from others."""
+        with torch.inference_mode():
+            logits = super().forward(*arguments, **options)
+        return logits if torch.is_inference_mode_enabled() else logits.clone()
+
     def run_layers(self, x: Tensor, rotary: tuple[Tensor, Tensor], step: Step) -> Tensor:
         one = x.shape[:2] == (1, 1) and isinstance(step, UniformStep) and step.stop > 1
-        one = one and self.full_context and self.reason is None
-        outside = not torch.is_inference_mode_enabled()
-        with torch.inference_mode():  # always: a compiled function tells tensors of inference mode from others
-            if outside:
-                x, rotary = x.clone(), tuple(table.clone() for table in rotary)
-            x = self.run_one(x[0, 0], rotary, step)[None, None] if one else self.run_all(x, rotary, step)
-        return x.clone() if outside else x
+        if one and self.full_context and self.reason is None:
+            return self.run_one(x[0, 0], rotary, step)[None, None]
+        return self.run_all(x, rotary, step)
 
     def run_one(self, x: Tensor, rotary: tuple[Tensor, Tensor], step: UniformStep) -> Tensor:
         """x `(d_model,)` of one new token -> the same after all layers. The step's cache is written to."""
         cos, sin = (table[0, 0, 0] for table in rotary)
         slots, cache = varying(self.slots[: step.stop], 0), step.cache
+        if self.graphs is not None:
+            return self.graphs.run(x, cos, sin, cache, step.stop)
         for index, weights in enumerate(self.weights):
             keys, values = varying(cache.keys[index, 0], 1), varying(cache.values[index, 0], 1)
             x = self.functions[2](weights, x, cos, sin, keys, values, slots)
+        return x
+
+    def run_fixed(self, x: Tensor, cos: Tensor, sin: Tensor, position: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """The same with nothing left to Python but the order of the calls: what `Graphs` records."""
+        for weights, k, v in zip(self.weights, keys, values, strict=True):
+            x = self.functions[4](weights, x, cos, sin, k, v, position)
         return x
 
     def run_all(self, x: Tensor, rotary: tuple[Tensor, Tensor], step: Step) -> Tensor:
@@ -98,6 +114,7 @@ class CompiledTransformer(Transformer):
         return x.unflatten(0, shape)
 
     def head(self, x: Tensor) -> Tensor:
-        if self.table is None or x.shape[:2] != (1, 1) or self.reason is not None:
+        if x.shape[:2] != (1, 1) or self.reason is not None:
             return super().head(x)
-        return self.functions[3](x[0, 0], Matrix(self.table, None, None, len(self.table)), x.dtype)[None, None]
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return self.functions[3](x[0, 0].to(wide), self.scores, x.dtype).to(x.dtype)[None, None]

@@ -1,12 +1,15 @@
 """A function of tensors, compiled by `torch.compile` for one model, which counts how often that happens."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import count
 from time import perf_counter
 from types import FunctionType
 
 import torch
 from torch import Tensor
+
+_NUMBERS = count()
 
 
 class CompiledFunction:
@@ -20,11 +23,17 @@ class CompiledFunction:
         def plain(*tensors):
             return function(*fixed, *tensors)
 
-        # torch.compile keeps what it made by the code of a function: with code of its own, no other model's
-        # compilations are looked through, or count against the limit of eight.
-        own = FunctionType(plain.__code__.replace(), globals(), function.__name__, None, plain.__closure__)
+        self.name, self.plain = f"{function.__name__}_{next(_NUMBERS)}", plain
         self.compilations, self.seconds = 0, 0.0
-        self.plain, self.run = plain, torch.compile(own, backend=self.backend)
+
+    @cached_property
+    def run(self) -> Callable:
+        # torch.compile keeps what it made by the code of a function, and the sizes seen by the code's name: with both
+        # of its own, no other model's compilations are looked through, or count against the limit of eight, and no size
+        # is taken for one that varies because another model has another.
+        code = self.plain.__code__.replace(co_name=self.name)
+        own = FunctionType(code, globals(), self.name, None, self.plain.__closure__)
+        return torch.compile(own, backend=self.backend)
 
     def backend(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:
         from torch._inductor.compile_fx import compile_fx

@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvcourse.config import ModelConfig
-from kvcourse.fast.weights import LayerWeights, Matrix
+from kvcourse.fast.weights import Bytes, Dense, LayerWeights, Matrix, Nibbles
 from kvcourse.layers import rms_norm, rotate
+from kvcourse.quant.int4_layouts import LAYOUTS
+from kvcourse.quant.int8_product import token_scale
 
 
 class Sizes(NamedTuple):
@@ -33,10 +35,18 @@ def sizes_of(config: ModelConfig) -> Sizes:
 
 
 def product(x: Tensor, matrix: Matrix) -> Tensor:
-    """x `(..., columns)` -> `(..., rows)`."""
-    if matrix.weight is None:
+    """x `(n, columns)` -> `(n, rows)`."""
+    if isinstance(matrix, Dense):
+        return F.linear(x, matrix.weight, matrix.bias)
+    if not (isinstance(matrix, Bytes) and matrix.whole):
         return torch.ops.kvcourse.multiply(x, matrix.handle, matrix.rows)
-    return F.linear(x, matrix.weight, matrix.bias)
+    scale = token_scale(x)
+    y = torch.ops.kvcourse.multiply_whole(x.float() / scale, matrix.handle, matrix.rows) * scale
+    return added(y.to(x.dtype), matrix.bias)
+
+
+def added(y: Tensor, bias: Tensor | None) -> Tensor:
+    return y if bias is None else y + bias
 
 
 def before(sizes: Sizes, w: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,10 +66,15 @@ def after(sizes: Sizes, w: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
 
 def one_product(x: Tensor, matrix: Matrix, dtype: torch.dtype) -> Tensor:
     """x `(columns,)` in float32 or wider -> `(rows,)`. `dtype`: that of the model, which quantized layers take."""
-    if matrix.weight is None:
-        return torch.ops.kvcourse.multiply(x.to(dtype)[None], matrix.handle, matrix.rows)[0].to(x.dtype)
-    y = (matrix.weight.to(x.dtype) * x).sum(-1)
-    return y if matrix.bias is None else y + matrix.bias
+    if isinstance(matrix, Dense):
+        return added((matrix.weight.to(x.dtype) * x).sum(-1), matrix.bias)
+    if isinstance(matrix, Bytes):
+        return added((matrix.codes.to(x.dtype) * x).sum(-1) * matrix.scale, matrix.bias)
+    row = x.to(dtype)[None]
+    if isinstance(matrix, Nibbles):
+        y = LAYOUTS[x.device.type].product(row, matrix.codes, matrix.group, matrix.scale)
+        return added(y[0].to(x.dtype), matrix.bias)
+    return torch.ops.kvcourse.multiply(row, matrix.handle, matrix.rows)[0].to(x.dtype)
 
 
 def one_token(
@@ -70,20 +85,49 @@ def one_token(
     cos, sin `(D,)`; keys, values `(H_kv, max_len, D)`, the layer's cache; slots `(S,)`, of which only the number
     counts. Sums are in float32 at least.
     """
-    dtype, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
-    x = x.to(wide)
-    qkv = one_product(rms_norm(x, w.input_norm, sizes.eps), w.qkv, dtype)
+    keys, values = keys[:, : slots.shape[0]], values[:, : slots.shape[0]]
+    q, k, v = one_before(sizes, w, x, cos, sin)
+    keys[:, -1], values[:, -1] = k.to(keys.dtype), v.to(values.dtype)
+    return one_after(sizes, w, x, one_attention(q, keys, values))
+
+
+def one_token_of_many(
+    sizes: Sizes, w: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, position: Tensor
+) -> Tensor:
+    """`one_token` for a graph: the slot is `position` `(1,)`, on the device, and of all slots of `keys` and `values`
+    those past it are masked."""
+    q, k, v = one_before(sizes, w, x, cos, sin)
+    keys.index_copy_(1, position, k[:, None].to(keys.dtype))
+    values.index_copy_(1, position, v[:, None].to(values.dtype))
+    hidden = torch.arange(keys.shape[1], device=x.device) > position
+    return one_after(sizes, w, x, one_attention(q, keys, values, hidden))
+
+
+def one_before(sizes: Sizes, w: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated q `(H, D)` and k `(H_kv, D)`, and v, of one token."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    qkv = one_product(rms_norm(wide, w.input_norm, sizes.eps), w.qkv, x.dtype)
     q, k, v = split_heads(sizes, qkv.view(-1, sizes.d_head))
     q, k = normed(sizes, w, q, k)
-    keys, values = keys[:, : slots.shape[0]], values[:, : slots.shape[0]]
-    keys[:, -1] = rotate(k, cos, sin).to(keys.dtype)
-    values[:, -1] = v.to(values.dtype)
-    q = rotate(q, cos, sin).view(sizes.n_kv_heads, -1, 1, sizes.d_head)
-    scores = (keys[:, None].to(wide) * q).sum(-1) * sizes.d_head**-0.5  # (H_kv, H / H_kv, S)
-    attended = (scores.softmax(-1)[..., None] * values[:, None].to(wide)).sum(2)
-    x = x + one_product(attended.reshape(-1), w.o, dtype)
-    gate, up = one_product(rms_norm(x, w.post_norm, sizes.eps), w.gate_up, dtype).chunk(2)
-    return (x + one_product(F.silu(gate) * up, w.down, dtype)).to(dtype)
+    return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+
+def one_attention(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None = None) -> Tensor:
+    """q `(H, D)` over keys and values `(H_kv, S, D)` -> `(H * D,)`; slots where `hidden` `(S,)` count nothing."""
+    q = q.view(keys.shape[0], -1, 1, q.shape[1])
+    scores = (keys[:, None].to(q.dtype) * q).sum(-1) * q.shape[-1] ** -0.5  # (H_kv, H / H_kv, S)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -torch.inf)
+        values = values.masked_fill(hidden[:, None], 0)  # weight 0, but 0 x NaN is NaN
+    return (scores.softmax(-1)[..., None] * values[:, None].to(q.dtype)).sum(2).reshape(-1)
+
+
+def one_after(sizes: Sizes, w: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
+    """x `(d_model,)` and what attention gave `(H * D,)` -> the next layer's x."""
+    dtype, wide = x.dtype, x.to(attended.dtype)
+    wide = wide + one_product(attended, w.o, dtype)
+    gate, up = one_product(rms_norm(wide, w.post_norm, sizes.eps), w.gate_up, dtype).chunk(2)
+    return (wide + one_product(F.silu(gate) * up, w.down, dtype)).to(dtype)
 
 
 def split_heads(sizes: Sizes, qkv: Tensor) -> tuple[Tensor, ...]:

@@ -41,8 +41,8 @@ def compiled(
     `calibration`: token ids of a text, for "int8" alone. Without one an `LM` reads 2,048 tokens of the course's
     calibration text; a `Transformer`, which has no tokenizer, and a model too short for it, is not smoothed.
 
-    Raises `ValueError` for another kind of weights, for a model that is compiled already or, when it is to be rounded,
-    quantized already, and for a calibration that is not used.
+    Raises `ValueError` for another kind of weights, for a model that is compiled already or, with `weights`, quantized
+    already, and for a calibration that is not used.
     """
     source = transformer_of(model)
     if weights is not None and weights not in COMPILED:
@@ -56,8 +56,11 @@ def compiled(
     elif weights == "int4":
         options = dict(dtype=torch.bfloat16, head_bits=8, progress=False)
         result = quantize_model(source, "rtn", 4, GROUP, **options)
+    elif weights is None:
+        result = source
     else:
-        result = source if weights is None else copied(source, as_dtype(weights))
+        check_weights(source, {})
+        result = copied(source, as_dtype(weights))
     fast = CompiledTransformer(result)
     return replace(model, model=fast) if isinstance(model, LM) else fast
 

@@ -13,18 +13,51 @@ from torch import Tensor, nn
 
 from kvcourse.model import Layer
 from kvcourse.quant.grid import TENSOR
+from kvcourse.quant.int8_product import Int8Product
+from kvcourse.quant.kernels import Int4Kernel, Int8Kernel
 from kvcourse.quant.linear import QuantLinear
 from kvcourse.quant.tensor import QuantizedTensor
 
 
-class Matrix(NamedTuple):
-    """Something to multiply with: a `weight` `(rows, columns)`; or, when that is None, the `QuantLinear` registered
-    under `handle`. A compiled function takes tensors, so an object is known to it by a number in one."""
+class Dense(NamedTuple):
+    """A matrix of plain numbers."""
 
-    weight: Tensor | None
+    weight: Tensor  # (rows, columns)
     bias: Tensor | None
-    handle: Tensor | None
+
+
+class Other(NamedTuple):
+    """A quantized layer, registered under `handle`: a compiled function takes tensors, so an object is known to it by
+    a number in one."""
+
+    handle: Tensor
     rows: int
+
+
+class Bytes(NamedTuple):
+    """A quantized layer of 8 bits. One token is multiplied with its codes, read as they are; more by the layer, and if
+    that multiplies `whole` numbers, the scale of each token before it and the bias after it are compiled too."""
+
+    handle: Tensor
+    rows: int
+    codes: Tensor  # int8 (rows, columns)
+    scale: Tensor  # (rows,)
+    bias: Tensor | None
+    whole: bool
+
+
+class Nibbles(NamedTuple):
+    """A quantized layer in the form of PyTorch's int4 product, which is called for one token without further ado."""
+
+    handle: Tensor
+    rows: int
+    codes: Tensor
+    scale: Tensor  # (groups, rows, 2)
+    group: int
+    bias: Tensor | None
+
+
+Matrix = Dense | Other | Bytes | Nibbles
 
 
 class LayerWeights(NamedTuple):
@@ -60,34 +93,52 @@ class Joined(nn.Module):
 
 
 def multiply(x: Tensor, handle: Tensor, rows: int) -> Tensor:
-    """x `(..., columns)` times the matrix registered under `handle` -> `(..., rows)`."""
+    """x `(..., columns)` through the layer registered under `handle` -> `(..., rows)`."""
     return _LAYERS[handle.item()](x)
 
 
+def multiply_whole(x: Tensor, handle: Tensor, rows: int) -> Tensor:
+    """`Int8Product.whole` of the layer registered under `handle`: x `(n, columns)` -> `(n, rows)`."""
+    return _LAYERS[handle.item()].weight.whole(x)
+
+
+def no_numbers(x: Tensor, handle: Tensor, rows: int) -> Tensor:
+    """The shape of either, for the compiler."""
+    return x.new_empty(*x.shape[:-1], rows)
+
+
 _LIBRARY = torch.library.Library("kvcourse", "DEF")
-_LIBRARY.define("multiply(Tensor x, Tensor handle, int rows) -> Tensor")
-_LIBRARY.impl("multiply", multiply, "CompositeExplicitAutograd")
-torch.library.register_fake("kvcourse::multiply", lambda x, handle, rows: x.new_empty(*x.shape[:-1], rows))
+for _function in (multiply, multiply_whole):
+    _LIBRARY.define(f"{_function.__name__}(Tensor x, Tensor handle, int rows) -> Tensor")
+    _LIBRARY.impl(_function.__name__, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"kvcourse::{_function.__name__}", no_numbers)
 
 
 def register(linear: nn.Module, rows: int) -> Matrix:
     """A matrix that multiplies as `linear` does. The caller keeps `linear`: here it is known only while it lives."""
     number = next(_HANDLES)
     _LAYERS[number] = linear
-    return Matrix(None, None, torch.tensor(number), rows)
+    handle, kernel = torch.tensor(number), getattr(linear, "weight", None)
+    if not isinstance(kernel, Int8Product | Int8Kernel | Int4Kernel):
+        return Other(handle, rows)
+    if kernel.order is not None or kernel.column_scale is not None:
+        return Other(handle, rows)
+    if isinstance(kernel, Int4Kernel):
+        return Nibbles(handle, rows, kernel.codes, kernel.scale, kernel.group, linear.bias)
+    codes, scale, _ = kernel.read(slice(None))
+    signed = (codes ^ 128).view(torch.int8)
+    return Bytes(handle, rows, signed, scale[:, 0].float(), linear.bias, isinstance(kernel, Int8Product))
 
 
 def joined(linears: list[nn.Module]) -> tuple[Matrix, nn.Module | None]:
     """One matrix for linear layers with the same input, and the module to keep alive for it, if it needs one."""
-    rows = sum(linear.out_features for linear in linears)
     if all(isinstance(linear, nn.Linear) for linear in linears):
         weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
         if len(linears) == 1:
-            return Matrix(weights[0], biases[0], None, rows), None
-        bias = None if biases[0] is None else torch.cat(biases)
-        return Matrix(torch.cat(weights), bias, None, rows), None
+            return Dense(weights[0], biases[0]), None
+        return Dense(torch.cat(weights), None if biases[0] is None else torch.cat(biases)), None
     module = linears[0] if len(linears) == 1 else one_quantized(linears)
-    return register(module, rows), module
+    return register(module, sum(linear.out_features for linear in linears)), module
 
 
 def one_quantized(linears: list[nn.Module]) -> nn.Module:
@@ -97,6 +148,7 @@ def one_quantized(linears: list[nn.Module]) -> nn.Module:
     if (
         len(weights) < len(linears)
         or apart
+        or len({linear.path for linear in linears}) > 1  # rows that no kernel fits beside others
         or len({w.grid for w in weights}) > 1
         or weights[0].grid.group_size == TENSOR
     ):

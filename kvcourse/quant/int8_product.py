@@ -61,17 +61,25 @@ class Int8Product(Kernel):
             x = (x / self.column_scale).to(x.dtype)
         if self.order is not None:
             x = x[..., self.order.long()]
-        out = self.product(x.reshape(-1, self.shape[1])).view(*x.shape[:-1], -1)
+        out = self.product(x.reshape(-1, self.shape[1])).view(*x.shape[:-1], self.shape[0])
         return out if bias is None else out + bias
 
     def product(self, x: Tensor) -> Tensor:
-        scale = x.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny * LEVELS) / LEVELS
-        scaled = x.float() / scale
+        scale = token_scale(x)
+        return (self.whole(x.float() / scale) * scale).to(x.dtype)
+
+    def whole(self, x: Tensor) -> Tensor:
+        """x `(n, columns)` in float32, from -127 to 127 -> `(n, rows)`: rounded to whole numbers, multiplied with the
+        codes, and each row of the weight with its scale."""
         if self.packed is not None:
-            out = fbgemm_product(scaled, self.packed)
-        else:
-            out = whole_product(scaled.round().to(torch.int8), self.codes) * self.scale.float()
-        return (out * scale).to(x.dtype)
+            return fbgemm_product(x, self.packed)
+        return whole_product(x.round().to(torch.int8), self.codes) * self.scale.float()
+
+
+def token_scale(x: Tensor) -> Tensor:
+    """What each row of x `(n, columns)` is divided by before rounding, `(n, 1)` in float32."""
+    largest = x.abs().amax(-1, keepdim=True).float()
+    return largest.clamp(min=torch.finfo(torch.float32).tiny * LEVELS) / LEVELS  # a row of zeros stays one
 
 
 def whole_product(x: Tensor, codes: Tensor) -> Tensor:
@@ -105,5 +113,5 @@ def packed(codes: Tensor, scale: Tensor):
 
 
 def fbgemm_product(x: Tensor, weight) -> Tensor:
-    """x `(n, columns)`, whole numbers from -127 to 127 or what is to be rounded to such, times a packed weight."""
+    """x `(n, columns)` from -127 to 127, rounded with a scale of 1 and a zero at 128, times a packed weight."""
     return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x, 1.0, 128, weight)
