@@ -9,6 +9,9 @@ from tokenizer_files import byte_level_json
 
 import kvcourse.lm as lm_module
 from kvcourse.caches import WindowCache
+from kvcourse.fast import compiled as compiled_file
+from kvcourse.fast import make
+from kvcourse.fast.compiled import CompiledTransformer
 from kvcourse.generation import generate
 from kvcourse.lm import load_model
 from kvcourse.tokenizer import Tokenizer
@@ -363,3 +366,41 @@ def test_smollm2_answers_sensibly_and_stops(smollm2):
     assert "Paris" in text
     assert stream.generation.stop_reason == "stop" and int(stream.generation.tokens[-1]) == 2
     assert "<|im_end|>" not in text
+
+
+# --- compiled ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def not_compiled(monkeypatch):
+    """As on a machine where PyTorch compiles nothing."""
+    monkeypatch.setattr(compiled_file, "cannot_compile", lambda device: "Not here.")
+
+
+@pytest.mark.parametrize(
+    ("compiled", "dtype"),
+    [(True, torch.float32), ("float32", torch.float32), ("bfloat16", torch.bfloat16), ("int8", torch.float32)],
+)
+def test_a_model_is_loaded_compiled(compiled, dtype, lm, tmp_path, not_compiled):
+    fast = load_model(small_file(tmp_path / "small.gguf"), torch.float32, "cpu", compiled=compiled)
+    right = make.compiled(lm, None if compiled is True else compiled)
+    assert isinstance(fast.model, CompiledTransformer) and (fast.name, fast.model.dtype) == ("small", dtype)
+    tokens = random_tokens(2, 20, vocab_size=VOCAB)
+    assert torch.equal(fast.model(tokens), right.model(tokens))
+    assert "".join(fast.stream("the", 20)) == "".join(right.stream("the", 20))
+
+
+def test_compiled_is_off_unless_asked_for_and_the_model_is_warm(tmp_path, monkeypatch, not_compiled):
+    warmed, file = [], small_file(tmp_path / "small.gguf")
+    monkeypatch.setattr(lm_module, "warm_up", warmed.append)
+    for options in ({}, {"compiled": False}):
+        assert not isinstance(load_model(file, torch.float32, "cpu", **options).model, CompiledTransformer)
+    fast = load_model(file, torch.float32, "cpu", compiled=True)
+    assert warmed[-1] is fast.model and len(warmed) == 3
+
+
+@pytest.mark.parametrize("compiled", ["int2", "", None, 1, "INT8", torch.float32])
+def test_what_cannot_be_compiled_is_refused_before_anything_is_read(compiled, monkeypatch):
+    monkeypatch.setattr(lm_module, "find_model", lambda name: pytest.fail("it went on"))
+    with pytest.raises(ValueError, match="compiled=.* must be one of float32, .*, int4, or True: as the weights are"):
+        load_model("tiny-gqa", compiled=compiled)

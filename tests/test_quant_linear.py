@@ -281,6 +281,7 @@ def test_a_device_without_kernels_says_so():
     [
         ({"path": "fast"}, "path='fast' must be one of auto, dequantize, int8 kernel, int4 kernel"),
         ({"path": "int8 kernel"}, "reads codes of 8 bits, these have 4"),
+        ({"path": "int8 activations"}, "go with weights of 8 bits, these have 4"),
         ({"bias": torch.zeros(64)}, r"bias must have shape \(128,\), got \(64,\)"),
         ({"dtype": torch.int8}, "none the course computes in"),
     ],

@@ -54,8 +54,10 @@ class Graphs:
         keys, values = cache.keys[:, 0, :, :bucket], cache.values[:, 0, :, :bucket]
         inputs = x.clone(), cos.clone(), sin.clone(), torch.zeros(1, dtype=torch.int64, device=x.device)
         first = keys[:, :, 0].clone(), values[:, :, 0].clone()
-        replay, out = self.record(lambda: self.step(*inputs, keys, values))
-        keys[:, :, 0], values[:, :, 0] = first  # recording has run the step, for a token at position 0
+        try:
+            replay, out = self.record(lambda: self.step(*inputs, keys, values))
+        finally:
+            keys[:, :, 0], values[:, :, 0] = first  # recording has run the step, for a token at position 0
         self.recordings += 1
         return inputs, replay, out
 

@@ -39,10 +39,14 @@ def compiled(
     | "int4" | weights in 4 bits to nearest, 32 to a scale and zero point, head in 8 bits, activations in bfloat16 |
 
     `calibration`: token ids of a text, for "int8" alone. Without one an `LM` reads 2,048 tokens of the course's
-    calibration text; a `Transformer`, which has no tokenizer, and a model too short for it, is not smoothed.
+    calibration text; a `Transformer`, which has no tokenizer, is not smoothed.
+
+    In "int8" one token at a time is multiplied with the codes as it is, and only where many are computed at once, in a
+    prompt or a batch, activations are rounded too. So the tokens of `generate` and `generate_naive` may differ. Codes
+    are kept in two orders for that: as many bytes as in bfloat16.
 
     Raises `ValueError` for another kind of weights, for a model that is compiled already or, with `weights`, quantized
-    already, and for a calibration that is not used.
+    already, for rows that do not fit "int4", and for a calibration that is not used.
     """
     source = transformer_of(model)
     if weights is not None and weights not in COMPILED:
@@ -54,6 +58,7 @@ def compiled(
     if weights == "int8":
         result = in_int8(source, default_calibration(model) if calibration is None else calibration)
     elif weights == "int4":
+        require_groups(source)
         options = dict(dtype=torch.bfloat16, head_bits=8, progress=False)
         result = quantize_model(source, "rtn", 4, GROUP, **options)
     elif weights is None:
@@ -63,6 +68,17 @@ def compiled(
         result = copied(source, as_dtype(weights))
     fast = CompiledTransformer(result)
     return replace(model, model=fast) if isinstance(model, LM) else fast
+
+
+def require_groups(model: Transformer) -> None:
+    """`ValueError` unless the rows of all weights fill whole groups."""
+    config = model.config
+    for columns in (config.d_model, config.n_heads * config.d_head, config.d_ff):
+        if columns % GROUP:
+            raise ValueError(
+                f'weights="int4" keeps {GROUP} weights to a scale, and this model has rows of {columns}: choose a '
+                "group_size for quantize_model, and compile what it makes."
+            )
 
 
 def default_calibration(model: LM | Transformer) -> list[int] | None:

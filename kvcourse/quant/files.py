@@ -43,11 +43,12 @@ FORMAT = 1
 def save(model: LM | Transformer, folder: str | os.PathLike) -> Path:
     """Write a model that `quantize_model` made; return the folder, which `load` reads. A tokenizer is not written.
 
-    Raises `ValueError` for a model with nothing quantized in it and for a folder that cannot be used, `RuntimeError`
-    when the files cannot be written; a model that was there before then stays.
+    Raises `ValueError` for a model that is compiled or has nothing quantized in it, and for a folder that cannot be
+    used, `RuntimeError` when the files cannot be written; a model that was there before then stays.
     """
     model = transformer_of(model)
     layers = quantized_layers(model)
+    model.layers  # noqa: B018 (a compiled model has none, and says so)
     if not layers:
         raise ValueError("Nothing in this model is quantized: give what quantize_model returned.")
     weights = {name: layer.quantized() for name, layer in layers.items()}

@@ -94,11 +94,12 @@ def whole_product(x: Tensor, codes: Tensor) -> Tensor:
 def fbgemm_fits(device: torch.device) -> bool:
     """Whether FBGEMM multiplies here, and exactly. Without VNNI instructions it adds pairs of products in 16 bits,
     which overflow; on other processors than x86 it is not there, and PyTorch will drop it one day: so it is tried."""
-    if device.type != "cpu" or not torch.cpu._is_vnni_supported():
+    if device.type != "cpu":
         return False
     codes, x = torch.full((16, 64), 127, dtype=torch.int8), torch.full((2, 64), 127.0)
     try:
-        return torch.equal(fbgemm_product(x, packed(codes, torch.ones(16))), torch.full((2, 16), 64 * 127.0**2))
+        exact = fbgemm_product(x, packed(codes, torch.ones(16))) == 64 * 127.0**2
+        return torch.cpu._is_vnni_supported() and bool(exact.all())
     except (AttributeError, RuntimeError):
         return False
 

@@ -32,9 +32,9 @@ def smooth(
     rounding.
 
     The largest magnitudes are those met in `calibration`, the token ids of a text, cut into rows of `context` tokens as
-    `quantize_model` does. `strength` is how much of the outliers the weights take over: 0 nothing, 1 all. The model
-    given stays as it is. Raises `ValueError` for a model that is quantized, a text shorter than a row, and a strength
-    that is not above 0 and at most 1.
+    `quantize_model` does. `strength` is how much of the outliers the weights take over: near 0 the columns of the
+    weights get equal peaks, at 1 the channels of the activations. The model given stays as it is. Raises `ValueError`
+    for a model that is quantized, a text shorter than a row, and a strength that is not above 0 and at most 1.
     """
     source, strength = transformer_of(model), require_number("strength", strength)
     if strength > 1:

@@ -74,6 +74,7 @@ def require_lm(lm):
             f"An LM is needed, as load_model gives it, got {type(lm).__name__}: LM(model, None, name) makes one of a "
             "Transformer."
         )
+    lm.model.layers  # noqa: B018 (a compiled model has none, and says so)
     return lm
 
 
