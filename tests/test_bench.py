@@ -16,9 +16,10 @@ import torch
 from gguf_files import random_state, tiny_config, write_model
 
 import kvcourse as kv
-from kvcourse.bench import contestants, files, memory, race, report
-from kvcourse.bench.contestants import Dense, Naive, Transformers
-from kvcourse.bench.race import Race, Row, Sample, Worker, WorkerError
+from kvcourse.bench import files, memory, race, report, rows, vllm_row
+from kvcourse.bench.contestants import Dense
+from kvcourse.bench.process import WorkerError
+from kvcourse.bench.race import Race, Row, Sample, learn_facts
 from kvcourse.cli import bench
 from kvcourse.cli.main import main as kvcourse
 from kvcourse.cli.main import make_parser
@@ -43,40 +44,7 @@ def no_long_work(monkeypatch):
     signal.signal(signal.SIGTERM, before)
 
 
-# --- contestants -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("contestant", contestants.COURSE + contestants.PEERS)
-def test_every_contestant_writes_the_most_probable_tokens(tiny, contestant):
-    this, model = contestant(tiny), kv.load_model(tiny).model
-    made = this.generate(PROMPT, 12)
-    assert made.ids == kv.generate(model, PROMPT, 12).ids
-    assert made.prompt_length == 5 and len(made.arrivals) == 12 == len(set(made.arrivals))
-    assert made.arrivals == sorted(made.arrivals) and made.arrivals[0] > 0
-    assert len(this.generate(PROMPT[:1], 1).ids) == 1
-
-
-def test_transformers_does_not_stop_at_the_end_of_a_text(tiny):
-    this = Transformers(tiny)
-    third, head = this.generate(PROMPT, 8).ids[2], this.model.lm_head.weight
-    head[[2, third]] = head[[third, 2]]  # the end of a text in the default configuration of transformers is token 2
-    made = this.generate(PROMPT, 8).ids
-    assert 2 in made and len(made) == 8
-    this.peer.generation_config.eos_token_id = 2
-    with pytest.raises(RuntimeError, match=r"made [123] tokens where 8 were asked for"):
-        this.generate(PROMPT, 8)
-
-
-def test_bytes_of_a_step_and_the_lead_of_a_token(tiny):
-    this = Dense(tiny)
-    assert this.step_bytes(7) == kv.bytes_moved(this.model.config, 1, 7, bits=32).total
-    best, second = this.model(torch.tensor([PROMPT]))[0, -1].sort(descending=True).values[:2]
-    assert this.lead(PROMPT) == pytest.approx(float(best - second), abs=1e-5)
-
-
-def test_naive_times_few_tokens_after_a_long_prompt():
-    assert [Naive.most_gaps(None, length) for length in (1, 512, 2000)] == [16, 2, 2]
-    assert Dense.most_gaps(None, 2000) == 16
+# --- memory ----------------------------------------------------------------------------------------------------------
 
 
 def test_peak_memory_sees_what_was_held_and_given_back():
@@ -128,6 +96,24 @@ class Hungry(Dense):
     def generate(self, prompt, new_tokens):
         raise MemoryError("cannot allocate\\nat line 5")
 
+class Warming(Dense):
+    title = "warming"  # it compiles something in each of its first two runs of a prompt of 5 tokens
+    compilations, compile_seconds, left = 0, 0.0, 2
+    def generate(self, prompt, new_tokens):
+        if len(prompt) == 5 and self.left:
+            self.left -= 1
+            self.compilations += 1
+            self.compile_seconds += 1.5
+        return super().generate(prompt, new_tokens)
+
+class Restless(Warming):
+    title = "restless"
+    left = 10**9
+
+class Lossy(Wrong):
+    title = "lossy"
+    exact = False
+
 class Absent(Dense):
     title = "absent"
     def __init__(self, name):
@@ -153,7 +139,7 @@ def worker(tiny, strange):
     started = []
 
     def start(contestant):
-        started.append(Worker(contestant, tiny))
+        started.append(contestant.start(tiny))
         return started[-1]
 
     yield start
@@ -165,14 +151,37 @@ def worker(tiny, strange):
 def test_a_worker_answers_and_what_libraries_print_does_not_disturb(worker, strange, tiny):
     chatty = worker(strange.Chatty)
     about = chatty.answer()
-    assert (about["program"], about["vocab_size"], about["max_seq_len"]) == ("kvcourse", 97, 2048)
-    assert (about["device"], about["dtype"]) == ("cpu", "float32")
-    answer = chatty.ask(prompt=PROMPT, most_gaps=4)
+    assert (about["program"], about["weights"], about["device"]) == ("kvcourse", "float32", "cpu")
+    assert about["reason"] is None
+    answer = chatty.ask(measure="speed", prompt=PROMPT, most_gaps=4)
     model = kv.load_model(tiny).model
     assert answer["tokens"] == kv.generate(model, PROMPT, 5).ids and len(answer["arrivals"]) == 5
     assert answer["step_bytes"] == kv.bytes_moved(model.config, 1, 5, bits=32).total
-    assert answer["peak_bytes"] > 1e6
-    assert chatty.ask(prompt=PROMPT)["lead"] > 0
+    assert answer["peak_bytes"] > 1e6 and answer["compilations"] == 0
+    assert chatty.ask(measure="lead", prompt=PROMPT)["lead"] > 0
+    assert chatty.ask(measure="perplexity") == {"perplexity": None}  # it has no tokenizer
+
+
+def test_facts_are_the_models_numbers_and_a_text(tiny):
+    facts = learn_facts(tiny)
+    assert (facts["vocab_size"], facts["max_seq_len"]) == (97, 2048)
+    assert (facts["device"], facts["dtype"], facts["rounded"]) == ("cpu", "float32", None)
+    assert len(facts["text"]) == 2000 and len(set(facts["text"])) == 97
+    assert learn_facts(tiny) == facts
+    lm = kv.load_model("tiny-gqa")
+    assert learn_facts("tiny-gqa")["text"] == lm.encode(kv.evaluation_text())[:2000]
+
+
+def test_a_run_in_which_something_is_compiled_is_no_measurement(worker, strange):
+    warming = worker(strange.Warming)
+    warming.answer()
+    first, second = (warming.ask(measure="speed", prompt=PROMPT, most_gaps=4) for _ in range(2))
+    assert [answer["compilations"] for answer in (first, second)] == [2, 2]  # all in runs before the measured one
+    assert second["compile_seconds"] == 3.0 and first["tokens"] == second["tokens"]
+    restless = worker(strange.Restless)
+    restless.answer()
+    with pytest.raises(WorkerError, match="it compiled something in each of 4 runs of the same text"):
+        restless.ask(measure="speed", prompt=PROMPT, most_gaps=4)
 
 
 @pytest.mark.parametrize(
@@ -188,9 +197,9 @@ def test_why_a_worker_could_not_go_on(worker, strange, name, cause):
     one = worker(getattr(strange, name))
     with pytest.raises(WorkerError, match=cause):
         one.answer()
-        one.ask(prompt=PROMPT, most_gaps=4)
+        one.ask(measure="speed", prompt=PROMPT, most_gaps=4)
     with pytest.raises(WorkerError):
-        one.ask(prompt=PROMPT, most_gaps=4)
+        one.ask(measure="speed", prompt=PROMPT, most_gaps=4)
 
 
 def test_a_file_of_the_current_folder_is_not_taken_for_a_library(worker, tmp_path, monkeypatch):
@@ -226,27 +235,26 @@ def test_a_worker_ends_with_the_one_who_started_it(worker):
 
 
 @pytest.fixture
-def pretend(monkeypatch):
+def pretend():
     """Workers without a process: `pretend(a=..., b=...)` makes a race of rows whose answers come from functions
-    `prompt -> tokens`. The race remembers who was asked what in `race.asked`."""
+    `prompt -> tokens`; those named in `lossy` are not exact. The race remembers who was asked what in `race.asked`."""
 
-    def make(rounds=1, most_gaps=4, max_seq_len=4096, **rows):
+    def make(rounds=1, most_gaps=4, max_seq_len=4096, lossy=(), **rows):
         asked = []
 
         class Pretender:
-            def __init__(self, contestant, model):
-                self.title, self.tokens = contestant.title, rows[contestant.title]
+            def __init__(self, title):
+                self.title, self.tokens = title, rows[title]
 
             def answer(self):
                 if self.tokens is None:
                     raise WorkerError("it is not installed")
-                about = {"program": self.title, "means": "", "vocab_size": 9, "max_seq_len": max_seq_len}
-                return about | {"device": "cpu", "dtype": "float32", "peak_without_loading": True}
+                return {"program": self.title, "means": "", "peak_without_loading": True}
 
-            def ask(self, prompt, most_gaps=None):
-                asked.append((self.title, len(prompt), most_gaps))
-                if most_gaps is None:
-                    return {"lead": 0.25}
+            def ask(self, measure, prompt=(), most_gaps=0):
+                asked.append((self.title, len(prompt), measure))
+                if measure != "speed":
+                    return {"lead": 0.25, "perplexity": 9.0}
                 tokens = self.tokens(prompt)
                 arrivals = [float(i + 1) for i in range(len(tokens))]
                 return {"tokens": tokens, "arrivals": arrivals, "step_bytes": 1000, "peak_bytes": len(asked)}
@@ -254,8 +262,12 @@ def pretend(monkeypatch):
             def close(self):
                 asked.append((self.title, "closed"))
 
-        monkeypatch.setattr(race, "Worker", Pretender)
-        made = Race([type(title, (), {"title": title}) for title in rows], "a model", rounds, most_gaps)
+        def row(title):
+            start = staticmethod(lambda model: Pretender(title))
+            return type(title, (), {"title": title, "exact": title not in lossy, "texts": 1, "start": start})
+
+        facts = {"max_seq_len": max_seq_len, "vocab_size": 9, "text": [i % 9 for i in range(2000)]}
+        made = Race([row(title) for title in rows], "a model", facts, rounds, most_gaps)
         made.asked = asked
         return made
 
@@ -274,9 +286,11 @@ def test_rows_take_turns_and_another_begins_each_round(pretend):
     three = pretend(rounds=3, a=same, b=same, c=same)
     three.run()
     assert three.contexts == [0, 512, 2000]
-    order = [title for title, length, *_ in three.asked if length == 512]
+    order = [entry[0] for entry in three.asked if entry[1] == 512]
     assert order == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
-    assert [length for title, length, *_ in three.asked if title == "a"] == [1, 512, 2000] * 3 + ["closed"]
+    assert [entry[1] for entry in three.asked if entry[0] == "a"] == [1, 512, 2000] * 3 + [0, "closed"]
+    assert [entry for entry in three.asked if entry[2:] == ("perplexity",)] == [(t, 0, "perplexity") for t in "abc"]
+    assert {row.perplexity for row in three.rows} == {9.0}
     assert {len(row.samples) for row in three.rows} == {9}
     assert [sample.round for sample in three.rows[0].samples] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert three.differences == []
@@ -328,7 +342,19 @@ def test_a_row_with_other_tokens_is_found_with_place_and_lead(pretend):
         ("wrong", "dense", 512, 0, 1, 7, 0.25),
         ("wrong", "dense", 2000, 0, 1, 7, 0.25),
     ]
-    assert ("dense", 512 + 3, None) in rows.asked  # the lead after the tokens that both agree on
+    assert ("dense", 512 + 3, "lead") in rows.asked  # the lead after the tokens that both agree on
+    assert {d.wrong for d in rows.differences} == {True}
+
+
+def test_a_row_of_other_numbers_may_differ_and_is_held_against_the_exact_ones(pretend):
+    """It stands before them in the table, and they are not held against it."""
+    rows = pretend(lossy=["int8", "int4"], int8=lambda prompt: [7, 4], dense=same, int4=lambda prompt: [7, 4, 4])
+    rows.run()
+    found = [(d.title, d.other, d.context, d.place, d.wrong) for d in rows.differences]
+    assert found == [(row, "dense", n, 1, False) for n in (0, 512, 2000) for row in ("int8", "int4")]
+    alone = pretend(lossy=["int8", "int4"], int8=lambda prompt: [7, 4], int4=same)
+    alone.run()
+    assert [(d.title, d.other, d.wrong) for d in alone.differences] == [("int4", "int8", False)] * 3
 
 
 def test_a_row_that_changes_its_mind_between_rounds_is_found(pretend):
@@ -347,12 +373,11 @@ def sample(context, arrivals, number=0, peak=1):
 
 def finished(*rows, contexts=(0, 512), rounds=3, differences=()):
     """A race that has been run, by hand."""
-    made = Race([], "a model", rounds, 16)
+    made = Race([], "a model", {"device": "cpu", "dtype": "float32", "rounded": None}, rounds, 16)
     made.rows, made.contexts, made.differences = list(rows), list(contexts), list(differences)
-    about = {"program": "kvcourse", "means": "writes", "device": "cpu", "dtype": "float32"}
-    about["peak_without_loading"] = True
+    about = {"program": "kvcourse", "means": "writes", "weights": "float32", "peak_without_loading": True}
     for row in made.rows:
-        row.about = {} if row.error == "never began" else about
+        row.about = {} if row.error == "never began" else about | row.about
     return made
 
 
@@ -373,13 +398,13 @@ def test_numbers_by_hand():
     assert dense["ttft"] == {"median": 2.0, "low": 1.0, "high": 4.0}
     at_0, at_512 = dense["decode"]
     assert at_512["tokens_per_second"] == pytest.approx({"median": 8.0, "low": 5.0, "high": 10.0})
-    assert at_512["bound"] == 40  # 4000 bytes a second, 100 bytes a step
+    assert at_512["bound"] == 40 and at_512["step_bytes"] == 100  # 4000 bytes a second, 100 bytes a step
     assert at_512["share"] == pytest.approx(0.2)
     assert at_0["tokens_per_second"] == {"median": 2.0, "low": 2.0, "high": 2.0}
     assert dense["peak_bytes"] == 300_000_000
     assert peer["error"] == "it is not installed" and peer["ttft"] is None and peer["peak_bytes"] is None
     assert [cell["share"] for cell in peer["decode"]] == [None, None]
-    assert (told["schema"], told["model"], told["contexts"], told["ttft_context"]) == (1, "a model", [0, 512], 512)
+    assert (told["schema"], told["model"], told["contexts"], told["ttft_context"]) == (2, "a model", [0, 512], 512)
     assert told["ceilings"]["bytes_per_second"] == 4000 and told["environment"]["torch"] == torch.__version__
     assert json.loads(json.dumps(told)) == told
 
@@ -392,9 +417,53 @@ def test_table_shows_the_numbers_and_fits_the_screen():
     assert lines[row].split() == "dense 2.00 s 2.00 (5%) 8.00 (20%) 0.30 GB".split()
     assert lines[row + 1].split() == "1.00 s to 4.00 s 2.00 to 2.00 5.00 to 10.0".split()
     assert lines[row + 2].split() == "peer not measured: it is not installed".split()
-    assert lines[row + 3].split() == "bound 40.0 40.0".split()
     assert "left out: 2,000," in shown and "Medians of 3 rounds" in shown
     assert "same tokens" not in shown and "quick" not in shown  # one row alone proves nothing
+
+
+def test_many_texts_at_once_count_together():
+    """16 texts, a gap of 0.5 s: 32 tokens a second. 100 bytes serve a step of all of them: at most 640 a second."""
+    batch = Row("paged batch", samples=[sample(0, [0.5, 1.0])], texts=16)
+    (row,) = report.make_report(finished(batch, contexts=[0]), CEILINGS, quick=False)["rows"]
+    (cell,) = row["decode"]
+    assert row["texts"] == 16 and cell["tokens_per_second"]["median"] == 32
+    assert cell["bound"] == 640 and cell["share"] == pytest.approx(0.05)
+
+
+def with_quality(title, perplexity, exact=True, **about):
+    return Row(title, about, [sample(0, [0.5, 1.0])], exact=exact, perplexity=perplexity)
+
+
+def test_perplexity_is_told_with_its_ratio_to_the_exact_rows():
+    rows = with_quality("int8", 20.1, exact=False), with_quality("dense", 20.0), with_quality("peer", None)
+    told = report.make_report(finished(*rows, contexts=[0], rounds=1), CEILINGS, quick=False)
+    ratios = [row["perplexity_over_exact"] for row in told["rows"]]
+    assert ratios == [pytest.approx(1.005), 1.0, None]
+    shown = {line.split()[0]: line for line in report.text(told).splitlines() if line}
+    assert shown["int8"].endswith("20.10 (+0.5%)") and shown["dense"].endswith("  20.00")
+    assert shown["peer"].endswith(" GB")
+    alone = report.make_report(finished(rows[0], contexts=[0], rounds=1), CEILINGS, quick=False)
+    assert alone["rows"][0]["perplexity_over_exact"] is None and "20.10\n" in report.text(alone)
+
+
+def test_a_file_that_was_rounded_before_is_told():
+    told = finished(with_quality("dense", 20.0), contexts=[0])
+    assert "rounding them once more" not in report.text(report.make_report(told, CEILINGS, quick=False))
+    told.facts["rounded"] = "Q4_1"
+    shown = " ".join(report.text(report.make_report(told, CEILINGS, quick=False)).split())
+    assert "The model's file keeps them in Q4_1: rounding them once more comes on top of that." in shown
+
+
+def test_what_was_compiled_is_told_and_what_was_not():
+    fast, plain = with_quality("compiled", 20.0), with_quality("dense", 20.0)
+    slow = with_quality("int8", 20.0, exact=False, reason="There is no compiler.")
+    fast.samples[-1].compilations, fast.samples[-1].compile_seconds = 3, 41.5
+    told = report.make_report(finished(fast, plain, slow, contexts=[0]), CEILINGS, quick=False)
+    assert [(row["compilations"], row["compile_seconds"]) for row in told["rows"]] == [(3, 41.5), (0, 0.0), (0, 0.0)]
+    shown = " ".join(report.text(told).split())
+    assert "compiled: 3 compilations took 41.5 s before the clock started; none came later." in shown
+    assert "int8: nothing is compiled. There is no compiler." in shown
+    assert "dense: 0" not in shown and "dense: nothing" not in shown
 
 
 def test_one_quick_round_shows_no_ranges_and_says_it_is_rough():
@@ -412,6 +481,41 @@ def test_different_tokens_are_told_with_place_and_lead():
     joined = " ".join(shown.split())
     assert "DIFFERENT TOKENS: dense wrote 77 where naive wrote 12, at context 0, new token 5;" in joined
     assert "ahead of the second best by 0.0031 logits" in joined and "same tokens" not in joined
+
+
+def test_parting_of_rows_with_other_numbers_is_told_row_by_row():
+    three = [with_quality(title, None, exact=title != "int8") for title in ("naive", "dense", "int8")]
+    parting = [race.Difference("int8", "naive", n, 6, 77, 12, lead, False) for n, lead in ((0, 0.031), (512, None))]
+    shown = report.text(report.make_report(finished(*three, contexts=[0], differences=parting), CEILINGS, quick=False))
+    joined = " ".join(shown.split())
+    assert "The same tokens were written by naive, dense." in joined and "DIFFERENT" not in joined
+    assert (
+        "may write other tokens: int8 wrote others than naive at context 0 from new token 7 on (lead 0.031), " in joined
+    )
+    assert "(lead 0.031), at context 512 from new token 7 on. lead: by how many logits" in joined
+
+
+def test_the_widest_table_fits_the_screen():
+    """All titles, four figures before the point, ranges, everything at hand."""
+    titles = [row.title for row in rows.COURSE + rows.PEERS] + vllm_row.TITLES
+    wide = [1.0, 1.0 + 1 / 12345.6]
+    several = [
+        Row(title, samples=[sample(n, wide, i, 10**11) for n in (0, 512, 2000) for i in range(3)], perplexity=12345.678)
+        for title in titles
+    ]
+    for row in several:
+        row.exact, row.about = False, {"program": f"{row.title} 2026.10.12345"}
+    several[0].exact = True
+    made = report.make_report(finished(*several, contexts=(0, 512, 2000)), CEILINGS, quick=False)
+    for row in made["rows"]:
+        row["perplexity_over_exact"] = 1.234
+        for cell in row["decode"]:
+            cell["share"] = 1.01
+    lines = report.text(made).splitlines()
+    assert max(map(len, lines)) <= 120 and all(line == line.rstrip() for line in lines)
+    first = next(line for line in lines if line.startswith("naive"))
+    assert first.split() == ["naive", "1.00", "s", *["12,346", "(101%)"] * 3, "100.00", "GB", "12345.68"]
+    assert "12345.68 (+23.4%)" in next(line for line in lines if line.startswith("transformers static  "))
 
 
 def test_memory_note_says_when_loading_is_counted():
@@ -502,23 +606,27 @@ def test_a_folder_that_cannot_be_used_is_refused(prepare, message, tmp_path, mon
 # --- the whole command -------------------------------------------------------------------------------------------
 
 
+PLAIN = "naive,dense,transformers,transformers static"
+
+
 def test_the_whole_command(tiny, tmp_path, capsys, monkeypatch):
     measured = [Ceilings(1e9, 3000.0, "cpu", "float32"), CEILINGS]  # before and after: the higher one counts
     monkeypatch.setattr("kvcourse.roof.measure_ceilings", lambda: measured.pop(0))
-    assert kvcourse(["bench", tiny, "--quick", "--peers", "--output", str(tmp_path / "new")]) == 0
+    assert kvcourse(["bench", tiny, "--quick", "--peers", "--only", PLAIN, "--output", str(tmp_path / "new")]) == 0
     shown = capsys.readouterr().out
     assert "All rows wrote the same tokens." in shown
     assert shown.endswith("".join(f"Written: {tmp_path / 'new' / name}\n" for name in ("bench.json", "bench.png")))
     stored = json.loads((tmp_path / "new" / "bench.json").read_text())
-    assert [row["title"] for row in stored["rows"]] == ["naive", "dense", "transformers"]
-    assert [row["error"] for row in stored["rows"]] == [None] * 3
+    assert [row["title"] for row in stored["rows"]] == PLAIN.split(",")
+    assert [row["error"] for row in stored["rows"]] == [None] * 4
     assert stored["rows"][2]["program"].startswith("transformers 5")
     gaps = [[len(sample["arrivals"]) - 1 for sample in row["samples"]] for row in stored["rows"]]
-    assert gaps == [[4, 2, 2], [4, 4, 4], [4, 4, 4]]
+    assert gaps == [[4, 2, 2], [4, 4, 4], [4, 4, 4], [4, 4, 4]]
     config = tiny_config(max_seq_len=2048)
     for row in stored["rows"]:
         for cell in row["decode"]:
             step = kv.bytes_moved(config, 1, max(cell["context"], 1), bits=32).total
+            assert cell["step_bytes"] == step
             assert cell["bound"] == CEILINGS.bytes_per_second / step
             assert cell["share"] == cell["tokens_per_second"]["median"] / cell["bound"]
     assert (tmp_path / "new" / "bench.png").read_bytes().startswith(b"\x89PNG")
@@ -528,8 +636,8 @@ def test_wrong_and_missing_rows_make_the_command_fail_and_nothing_is_written(
     tiny, strange, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(contestants, "COURSE", [Dense])
-    monkeypatch.setattr(contestants, "PEERS", [strange.Wrong, strange.Absent])
+    monkeypatch.setattr(rows, "COURSE", [Dense])
+    monkeypatch.setattr(rows, "PEERS", [strange.Wrong, strange.Absent])
     assert kvcourse(["bench", tiny, "--quick", "--peers"]) == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert "DIFFERENT TOKENS: wrong wrote" in shown and "at context 512, new token 2;" in shown
@@ -537,11 +645,25 @@ def test_wrong_and_missing_rows_make_the_command_fail_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_other_tokens_of_a_row_with_other_numbers_are_told_and_no_failure(tiny, strange, capsys, monkeypatch):
+    monkeypatch.setattr(rows, "COURSE", [Dense, strange.Lossy])
+    assert kvcourse(["bench", tiny, "--quick"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "may write other tokens: lossy wrote others than dense at context 512 from new token 2 on (lead " in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--rounds", "0"], "--rounds=0 must be a whole number of at least 1"),
         (["nosuchmodel"], "no model 'nosuchmodel'"),
+        (
+            ["--only", "dense,nobody"],
+            "--only dense,nobody: there is no row 'nobody'. The rows are naive, dense",
+        ),
+        (["--only", "llama.cpp"], "there is no row 'llama.cpp'. The rows are naive"),
+        (["--weights", "int8"], "--weights belongs to --serving"),
+        (["--vllm", sys.executable], "is a Python without vLLM"),
         (["no/such/model.gguf"], "no file or folder"),
         (["--output", __file__], "is a file, and results are saved in a folder"),
     ],
@@ -565,7 +687,7 @@ def test_a_model_that_cannot_be_loaded_is_told_before_anything_is_measured(tiny,
 def measured(monkeypatch):
     """A race that is over as soon as it begins, with the rows made by hand."""
     monkeypatch.setattr("kvcourse.lm.find_model", lambda name: None)
-    monkeypatch.setattr(race, "check_loads", lambda name: None)
+    monkeypatch.setattr(race, "learn_facts", lambda name: {"device": "cpu", "dtype": "float32", "rounded": None})
 
     def run(self):
         ready = finished(*rows_by_hand())
@@ -611,7 +733,7 @@ def test_ctrl_c_ends_the_workers_too(tiny):
         "import signal, sys, kvcourse.roof as roof; from kvcourse.cli.main import main;"
         "signal.signal(signal.SIGINT, signal.default_int_handler);"  # whoever started the tests may ignore it
         "roof.measure_ceilings = lambda: roof.Ceilings(1.0, 1.0, 'cpu', 'float32');"
-        f"sys.exit(main(['bench', {tiny!r}, '--rounds', '100000']))"
+        f"sys.exit(main(['bench', {tiny!r}, '--rounds', '100000', '--only', 'naive,dense']))"
     )
     command = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

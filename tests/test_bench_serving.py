@@ -266,6 +266,16 @@ class LLM:
         self.resets = 0
     def reset_prefix_cache(self):
         self.resets += 1
+        self.llm_engine = self
+        self.left = []
+    def add_request(self, id, prompt, sampling):
+        assert self.resets and not self.left
+        self.made, self.left = [], prompt["prompt_token_ids"][:1] * sampling.max_tokens
+    def has_unfinished_requests(self):
+        return bool(self.left)
+    def step(self):
+        self.made = self.made + [self.left.pop()]
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(self.made))])]
     def generate(self, prompts, sampling, use_tqdm):
         assert not use_tqdm and self.resets
         made = [[prompt["prompt_token_ids"][0]] * sampling.max_tokens for prompt in prompts]
@@ -289,6 +299,22 @@ def test_vllm_is_given_the_model_and_the_prompts(stand_in):
         assert tokens == [[prompt[0]] * 3 for prompt in PROMPTS] and seconds > 0
         processes = [row.worker.process for row in rows]
     assert all(process.returncode == 0 for process in processes)
+
+
+def test_vllm_writes_one_text_as_a_contestant_of_the_race(stand_in):
+    with vllm_row.vllm_texts(stand_in, "tiny-gqa") as rows:
+        assert [row.title for row in rows] == vllm_row.TITLES and not any(row.exact for row in rows)
+        worker = rows[0].start("tiny-gqa")
+        about = worker.answer()
+        assert (about["program"], about["weights"], about["means"]) == ("vllm 9.9", "bfloat16", VLLM.means)
+        made = worker.ask(measure="speed", prompt=[7, 8, 9], most_gaps=4)
+        assert worker.ask(measure="perplexity") == {"perplexity": None} and worker.ask(measure="lead") == {"lead": None}
+        worker.close()
+    assert made["tokens"] == [7] * 5 and len(made["arrivals"]) == 5
+    assert made["arrivals"] == sorted(made["arrivals"]) and made["peak_bytes"] > 1e6
+    config = kv.load_model("tiny-gqa").config
+    assert made["step_bytes"] == kv.bytes_moved(config, 1, 3, bits=16).total  # in bfloat16
+    assert worker.process.returncode == 0
 
 
 def test_vllm_that_refuses_a_dtype_is_a_row_with_the_cause(stand_in, monkeypatch):
@@ -360,6 +386,10 @@ def a_report(**changes):
         "environment": where,
         "rounds": 3,
         "quick": False,
+        "weights": "float32",
+        "compiled": False,
+        "compilations": 0,
+        "compilations_in_trace": 0,
         "prompt_tokens": 64,
         "new_tokens": 32,
         "rows": [
@@ -425,6 +455,15 @@ def test_the_text_shows_the_numbers_and_fits_the_screen():
     assert "10,000 requests: 2,346 steps/s" in told and "2,400 steps/s" in told
 
 
+def test_the_text_says_what_is_compiled():
+    assert "compiled" not in words(a_report())
+    fast = a_report(weights="int8", compiled=True, compilations=5, step=None)
+    said = "The engine's model is compiled, its weights in int8: 5 compilations, "
+    assert said + "all of them before the clock started." in words(fast)
+    assert "measured for plain models only" in words(fast) and "on the CPU only" not in words(fast)
+    assert said + "2 of them while the trace was replayed." in words(fast | {"compilations_in_trace": 2})
+
+
 def test_the_text_of_one_quick_round_on_a_gpu():
     told = words(a_report(rounds=1, quick=True, step=None))
     assert "239 to 241" not in told and "Medians" not in told
@@ -480,10 +519,29 @@ def test_wrong_tokens_of_the_static_batch_make_the_command_fail(small, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_engine_over_weights_in_other_numbers(small, stand_in, tmp_path, monkeypatch):
+    """The compiled model is the engine's and the static batch's; vLLM is given the plain one. Near ties may fall
+    either way, so other tokens are no failure."""
+    asked = []
+
+    def load(name, compiled=None):
+        asked.append((name, compiled))
+        return kv.load_model(name)
+
+    monkeypatch.setattr(serving, "load_model", load)
+    monkeypatch.setattr(StaticBatch, "write", lambda self, prompts, n: ([[0] * n for _ in prompts], 1.0))
+    arguments = ["bench", "tiny-gqa", "--serving", "--quick", "--output", str(tmp_path)]
+    assert kvcourse([*arguments, "--weights", "int8", "--vllm", stand_in]) == 0
+    assert asked == [("tiny-gqa", "int8"), ("tiny-gqa", None)]
+    stored = json.loads((tmp_path / "bench.json").read_text())
+    assert (stored["weights"], stored["compiled"], stored["step"]) == ("int8", True, None)
+    assert kvcourse([*arguments, "--weights", "float32"]) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--vllm", sys.executable], "--vllm is measured beside the serving engine: give --serving too"),
+        (["--serving", "--only", "dense"], "--only chooses rows of the other table"),
         (["--serving", "--peers"], "--peers belongs to the other table: leave out --serving"),
         (["--serving", "--rounds", "0"], "--rounds=0 must be a whole number of at least 1"),
         (["--serving", "--vllm", "no/such/python"], "--vllm no/such/python cannot be run"),

@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from tqdm.auto import tqdm
 
 from kvcourse.bench.contestants import lead
-from kvcourse.bench.peers import to_transformers
 from kvcourse.bench.race import Difference, Row, WorkerError, first_difference, rotated
 from kvcourse.bench.report import spread
 from kvcourse.bench.vllm_row import VLLM
@@ -22,6 +21,7 @@ from kvcourse.lm import LM
 from kvcourse.metrics import Stopwatch
 from kvcourse.model import Transformer
 from kvcourse.serving.engine import Engine
+from kvcourse.weights.hf_export import export_hf
 
 BLOCK_SIZE = 16
 Written = tuple[list[list[int]], float]  # the new tokens of each prompt, and the seconds until the last of them
@@ -86,7 +86,7 @@ def vllm_rows(python: str, model: Transformer, max_len: int) -> Iterator[list[VL
     """vLLM with `model`, in bfloat16 and in float32: a `Row` with the cause stands for one that could not begin."""
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
-        to_transformers(model).save_pretrained(folder)
+        export_hf(LM(model, None, "model"), folder)
         rows = []
         for dtype in ("bfloat16", "float32"):
             try:

@@ -9,6 +9,7 @@ where the two best tokens are closer than that.
 import importlib.util
 import json
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,18 +66,12 @@ def continue_with_llama_cpp(path: str | os.PathLike, ids, n: int, top: int = 10)
         raise ValueError(
             f"{len(ids)} tokens and {n} new ones must be at least 1 and 1, and fit a context of {context}."
         )
-    if metadata.get("tokenizer.ggml.model", "none") == "none":
-        raise ValueError(f"{path} has no tokenizer, and llama.cpp ends the program over that: write it with source=.")
-    settings = xllamacpp.CommonParams()
-    settings.model.path = str(path)
-    settings.n_ctx, settings.n_parallel, settings.warmup, settings.verbosity = context, 1, False, -1
-    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = torch.get_num_threads()
-    settings.n_gpu_layers, settings.flash_attn_type = 0, xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    require_tokenizer(path, metadata)
+    settings = base_settings(path, context)
+    settings.warmup = False
+    settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    try:  # the server is asked from here; while it lives, it listens on a free port of this computer too
-        server = xllamacpp.Server(settings)
-    except RuntimeError as error:
-        raise ValueError(f"llama.cpp cannot run {path}: its architecture or a tensor is not as it expects.") from error
+    server = start_server(settings)
     answer = server.handle_completions(
         {"prompt": ids, "max_tokens": n, "temperature": 0, "logprobs": top, "cache_prompt": False}
     )
@@ -86,6 +81,44 @@ def continue_with_llama_cpp(path: str | os.PathLike, ids, n: int, top: int = 10)
     steps = answer["choices"][0]["logprobs"]["content"]
     likeliest = [{entry["id"]: entry["logprob"] for entry in step["top_logprobs"]} for step in steps]
     return Continuation([step["id"] for step in steps], likeliest)
+
+
+def main_type(tensors: dict) -> str:
+    """The type that most bytes of a file's tensors are in, "Q4_1" say."""
+    sizes = Counter()
+    for tensor in tensors.values():
+        sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
+    return sizes.most_common(1)[0][0]
+
+
+def require_tokenizer(path: Path, metadata: dict) -> None:
+    """Raise `ValueError` for a file without a tokenizer."""
+    if metadata.get("tokenizer.ggml.model", "none") == "none":
+        raise ValueError(f"{path} has no tokenizer, and llama.cpp ends the program over that: write it with source=.")
+
+
+def base_settings(path: Path, context: int):
+    """llama.cpp's own settings, for the file at `path`, one text of at most `context` tokens, on the CPU with as many
+    threads as PyTorch has, and silent."""
+    import xllamacpp
+
+    settings = xllamacpp.CommonParams()
+    settings.model.path = str(path)
+    settings.n_ctx, settings.n_parallel, settings.n_gpu_layers, settings.verbosity = context, 1, 0, -1
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = torch.get_num_threads()
+    return settings
+
+
+def start_server(settings):
+    """llama.cpp with its model loaded. It is asked from here; while it lives, it listens on a free port of this
+    computer too. Raises `ValueError` for a file that it cannot run."""
+    import xllamacpp
+
+    try:
+        return xllamacpp.Server(settings)
+    except RuntimeError as error:
+        path = settings.model.path
+        raise ValueError(f"llama.cpp cannot run {path}: its architecture or a tensor is not as it expects.") from error
 
 
 def check_installed() -> None:

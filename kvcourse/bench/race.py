@@ -4,20 +4,14 @@ A machine is not equally fast all the time. Whoever measures one program to its 
 moments as well; in turns, a slow moment meets everybody.
 """
 
-import json
-import subprocess
-import sys
-import tempfile
-import textwrap
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-import torch
 from tqdm.auto import tqdm
 
-from kvcourse.bench.contestants import Contestant
-
-CONTEXTS = (0, 512, 2000)  # tokens of text before the measured ones; 0 stands for a prompt of one token
+from kvcourse.bench.contestants import CONTEXTS, Contestant
+from kvcourse.bench.process import Worker, WorkerError
 
 
 @dataclass
@@ -29,7 +23,9 @@ class Sample:
     tokens: list[int]
     arrivals: list[float]
     step_bytes: int  # that a decode step at this context must move at least
-    peak_bytes: int  # of the process so far
+    peak_bytes: int | None  # of the process so far
+    compilations: int = 0  # so far; none of them in this run
+    compile_seconds: float = 0.0
 
 
 @dataclass(eq=False)
@@ -40,11 +36,14 @@ class Row:
     about: dict = field(default_factory=dict)  # what it said when it was ready
     samples: list[Sample] = field(default_factory=list)
     error: str | None = None
+    exact: bool = True  # other tokens are wrong ones
+    texts: int = 1  # written at a time
+    perplexity: float | None = None
 
 
 @dataclass
 class Difference:
-    """Where a row wrote another token than the rows before it."""
+    """Where a row wrote another token than the rows it is held against."""
 
     title: str
     other: str
@@ -53,73 +52,16 @@ class Difference:
     token: int
     other_token: int
     lead: float | None  # by how many logits the best token was ahead of the second best there
+    wrong: bool = True  # False for a row that computes with other numbers, and may differ
 
 
-class WorkerError(Exception):
-    """A contestant could not go on; the message says why."""
-
-
-class Worker:
-    """The process of one contestant. It loads its model as soon as it is made; the first `answer` tells of it."""
-
-    def __init__(self, contestant: type[Contestant], model: str):
-        where = f"{contestant.__module__}:{contestant.__qualname__}"
-        # -P: a file of the current folder must not take the place of a library with its name
-        self.start([sys.executable, "-P", "-m", "kvcourse.bench.worker", where, model])
-
-    def start(self, command: list[str], env: dict[str, str] | None = None) -> None:
-        """Run `command`, which answers lines on its standard input; what it says besides goes to `messages`."""
-        self.messages = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.messages,
-            encoding="utf-8",
-            errors="replace",
-            env=env,
-        )
-
-    def ask(self, **request) -> dict:
-        with suppress(OSError):  # it has ended; `answer` finds out why
-            print(json.dumps(request), file=self.process.stdin, flush=True)
-        return self.answer()
-
-    def answer(self) -> dict:
-        line = self.process.stdout.readline()
-        if not line:
-            raise WorkerError(self.cause_of_death())
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise WorkerError(f"its process said something that is no answer: {textwrap.shorten(line, 80)}")
-        if "error" in answer:
-            raise WorkerError(answer["error"])
-        return answer
-
-    def cause_of_death(self) -> str:
-        code = self.process.wait()
-        if code == -9:
-            return "its process was killed, most often for want of memory"
-        self.messages.seek(0)
-        last = self.messages.read().strip().split("\n")[-1]
-        return f"its process ended with exit code {code}" + (f": {last}" if last else "")
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.messages):
-            with suppress(OSError):  # a request that was never read
-                stream.close()
-
-
-def check_loads(model: str) -> None:
-    """Raise `RuntimeError` when a process that does no more than load the model fails: then no row can be measured."""
-    worker = Worker(Contestant, model)
+def learn_facts(model: str) -> dict:
+    """`Contestant.facts` of the model, from a process that does no more than load it. Raises `RuntimeError` when that
+    fails: then no row can be measured."""
+    worker = Contestant.start(model)
     try:
         worker.answer()
+        return worker.ask(measure="facts")
     except WorkerError as error:
         raise RuntimeError(f"Nothing could be measured: {error}") from None
     finally:
@@ -132,24 +74,22 @@ class Race:
     A row that fails says so in its `error` and the others go on; `RuntimeError` when none is left.
     """
 
-    def __init__(self, contestants: list[type[Contestant]], model: str, rounds: int, most_gaps: int):
-        self.contestants, self.model, self.rounds, self.most_gaps = contestants, model, rounds, most_gaps
-        self.rows = [Row(contestant.title) for contestant in contestants]
-        self.workers: list[Worker] = []
+    def __init__(self, contestants: list[type[Contestant]], model: str, facts: dict, rounds: int, most_gaps: int):
+        self.contestants, self.model, self.facts = contestants, model, facts
+        self.rounds, self.most_gaps = rounds, most_gaps
+        self.rows = [Row(one.title, exact=one.exact, texts=one.texts) for one in contestants]
+        self.workers: dict[str, Worker] = {}  # by title
         self.contexts: list[int] = []
         self.differences: list[Difference] = []
 
     def run(self) -> None:
-        with ExitStack() as stack, tqdm(total=len(self.rows), unit="run", leave=False) as bar:
+        self.choose_contexts()
+        with ExitStack() as stack, tqdm(total=2 * len(self.rows), unit="run", leave=False) as bar:
             for row, contestant in zip(self.rows, self.contestants, strict=True):
                 bar.set_description(f"{row.title}: loading")
-                worker = Worker(contestant, self.model)
-                stack.callback(worker.close)
-                self.workers.append(worker)
-                row.about = self.attempt(row, worker.answer) or {}
+                row.about = self.attempt(row, lambda contestant=contestant: self.begin(contestant, stack)) or {}
                 bar.update()
             self.require_somebody()
-            self.choose_contexts()
             bar.total += self.rounds * len(self.contexts) * len(self.rows)
             for number in range(self.rounds):
                 for context in self.contexts:
@@ -157,15 +97,29 @@ class Race:
                         bar.set_description(f"round {number + 1}, {row.title}, context {context:,}")
                         self.measure(row, number, context)
                         bar.update()
+            for row in self.rows:
+                bar.set_description(f"{row.title}: perplexity")
+                answer = self.ask(row, measure="perplexity")
+                row.perplexity = answer and answer["perplexity"]
+                bar.update()
             self.require_somebody()
             self.compare()
 
-    def attempt(self, row: Row, call, **request) -> dict | None:
+    def begin(self, contestant: type[Contestant], stack: ExitStack) -> dict:
+        """Start the contestant's process, and wait until it is ready."""
+        worker = self.workers[contestant.title] = contestant.start(self.model)
+        stack.callback(worker.close)
+        return worker.answer()
+
+    def ask(self, row: Row, **request) -> dict | None:
+        return self.attempt(row, lambda: self.workers[row.title].ask(**request))
+
+    def attempt(self, row: Row, call: Callable[[], dict]) -> dict | None:
         """The answer of the row's worker, or None when there is none (any more)."""
         if row.error is not None:
             return None
         try:
-            return call(**request)
+            return call()
         except WorkerError as error:
             row.error = str(error)
 
@@ -177,29 +131,26 @@ class Race:
 
     def choose_contexts(self) -> None:
         """Those that fit the model. Raises `RuntimeError` when none does."""
-        about = next(row.about for row in self.rows if row.error is None)
-        limit, vocab_size = about["max_seq_len"], about["vocab_size"]
+        limit = self.facts["max_seq_len"]
         self.contexts = [context for context in CONTEXTS if max(context, 1) + self.most_gaps <= limit]
         if not self.contexts:
             raise RuntimeError(f"{self.model} has a context of {limit} tokens: too short to measure anything.")
-        generator = torch.Generator().manual_seed(0)
-        self.text = torch.randint(0, vocab_size, (max(CONTEXTS),), generator=generator).tolist()
 
     def prompt(self, context: int) -> list[int]:
-        """The text before the measured tokens: ids drawn once; what they are does not change how long they take."""
-        return self.text[: max(context, 1)]
+        """The text before the measured tokens."""
+        return self.facts["text"][: max(context, 1)]
 
     def measure(self, row: Row, number: int, context: int) -> None:
-        ask = self.workers[self.rows.index(row)].ask
-        answer = self.attempt(row, ask, prompt=self.prompt(context), most_gaps=self.most_gaps)
+        answer = self.ask(row, measure="speed", prompt=self.prompt(context), most_gaps=self.most_gaps)
         if answer is not None:
             row.samples.append(Sample(context, number, **answer))
 
     def compare(self) -> None:
-        """Find where rows disagree. Each is held against the longest text that the rows before it agreed on."""
+        """Find where rows disagree. Each is held against the longest text that the exact rows before it agreed on, and
+        the others against what all exact rows agreed on; the first of the others, if there is no exact one."""
         for context in self.contexts:
             agreed: tuple[Row, list[int]] | None = None
-            for row in self.rows:
+            for row in sorted(self.rows, key=lambda row: not row.exact):
                 for sample in (sample for sample in row.samples if sample.context == context):
                     agreed = agreed or (row, sample.tokens)
                     place = first_difference(agreed[1], sample.tokens)
@@ -210,10 +161,9 @@ class Race:
                         agreed = (row, sample.tokens)
 
     def difference(self, row: Row, sample: Sample, other: Row, tokens: list[int], place: int) -> Difference:
-        ask = self.workers[self.rows.index(other)].ask
-        answer = self.attempt(other, ask, prompt=self.prompt(sample.context) + tokens[:place]) or {}
+        answer = self.ask(other, measure="lead", prompt=self.prompt(sample.context) + tokens[:place]) or {}
         found = row.title, other.title, sample.context, place, sample.tokens[place], tokens[place]
-        return Difference(*found, answer.get("lead"))
+        return Difference(*found, answer.get("lead"), wrong=row.exact)
 
 
 def rotated(rows: list[Row], by: int) -> list[Row]:

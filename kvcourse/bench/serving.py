@@ -11,6 +11,7 @@ from kvcourse.bench.load import measure_scheduler, measure_trace, trace_lengths
 from kvcourse.bench.report import SCHEMA, environment
 from kvcourse.bench.steps import measure_step
 from kvcourse.lm import LM, load_model
+from kvcourse.model import Transformer
 
 
 @dataclass(frozen=True)
@@ -29,23 +30,27 @@ class Amounts:
 QUICK = Amounts(prompt_tokens=16, new_tokens=8, steps=2, requests=12, longest=32, scheduled=300)
 
 
-def measure_serving(name: str, rounds: int, quick: bool, vllm: str | None = None) -> dict:
-    """Everything, one after the other, in a form that JSON can hold. `vllm`: a Python that has it, or None.
+def measure_serving(name: str, rounds: int, quick: bool, vllm: str | None = None, weights: str | None = None) -> dict:
+    """Everything, one after the other, in a form that JSON can hold. `vllm`: a Python that has it, or None. `weights`:
+    the numbers that a compiled model keeps its weights in, "int8" say; None: a plain model.
 
     Raises `ValueError` before anything is measured when the model is too short, or has no peer for vLLM.
     """
     amounts = QUICK if quick else Amounts()
     tell(f"Loading {name} ...")
-    lm = load_model(name)
+    lm = load_model(name, **({} if weights is None else {"compiled": weights}))
     model, room = lm.model, amounts.prompt_tokens + amounts.new_tokens
     if room > lm.config.max_seq_len:
         raise ValueError(
             f"{name} has a context of {lm.config.max_seq_len} tokens, and {room} are needed: measure another model."
         )
-    batches = measure_batches(lm, amounts, rounds, vllm)
-    tell("Measuring where the time of a step goes ...")
-    prompts = batches.prompts
-    step = measure_step(model, prompts, amounts.steps) if model.device.type == "cpu" else None
+    batches = measure_batches(lm, name, amounts, rounds, vllm)
+    step = None
+    if model.device.type == "cpu" and weights is None:  # compiled functions hide their parts
+        tell("Measuring where the time of a step goes ...")
+        step = measure_step(model, batches.prompts, amounts.steps)
+    EngineBatch(model).write([[0]], 3)  # in a step of one token something may be compiled that no batch has needed
+    before = compiled_so_far(model)
     tell(f"Replaying {amounts.requests} mixed requests, twice ...")
     trace = measure_trace(model, trace_lengths(lm.config, amounts.requests, amounts.longest))
     tell(f"Scheduling {amounts.scheduled:,} requests without a model ...")
@@ -58,6 +63,10 @@ def measure_serving(name: str, rounds: int, quick: bool, vllm: str | None = None
         "environment": environment({"device": str(model.device), "dtype": str(model.dtype).removeprefix("torch.")}),
         "rounds": rounds,
         "quick": quick,
+        "weights": weights or str(model.dtype).removeprefix("torch."),
+        "compiled": weights is not None,
+        "compilations": compiled_so_far(model),
+        "compilations_in_trace": compiled_so_far(model) - before,
         "prompt_tokens": amounts.prompt_tokens,
         "new_tokens": amounts.new_tokens,
         "rows": batches.summary(),
@@ -68,18 +77,24 @@ def measure_serving(name: str, rounds: int, quick: bool, vllm: str | None = None
     }
 
 
-def measure_batches(lm: LM, amounts: Amounts, rounds: int, vllm: str | None) -> Batches:
+def measure_batches(lm: LM, name: str, amounts: Amounts, rounds: int, vllm: str | None) -> Batches:
     prompts = prompts_of(lm, max(amounts.sizes), amounts.prompt_tokens)
     batches = Batches(prompts, list(amounts.sizes), amounts.new_tokens, rounds)
     with ExitStack() as stack:
         others = []
         if vllm is not None:
             tell("Loading the model into vLLM ...")
-            others = stack.enter_context(vllm_rows(vllm, lm.model, amounts.prompt_tokens + amounts.new_tokens))
+            plain = load_model(name).model  # a compiled one has no weights to be written
+            others = stack.enter_context(vllm_rows(vllm, plain, amounts.prompt_tokens + amounts.new_tokens))
         tell("Measuring batches ...")
         batches.run([EngineBatch(lm.model), StaticBatch(lm.model), *others])
     batches.compare(lm.model)
     return batches
+
+
+def compiled_so_far(model: Transformer) -> int:
+    """Functions that were compiled for a model."""
+    return getattr(model, "compilations", 0)
 
 
 def tell(what: str) -> None:

@@ -2,14 +2,23 @@
 
 import textwrap
 
-from kvcourse.bench.report import between, heading, number, percent, seconds
+from kvcourse.bench.report import between, heading, meanings, number, percent, seconds
 
 WIDTH = 30  # of what stands in front of the numbers
 
 
 def text(report: dict) -> str:
     sections = [batches(report), step(report), trace(report["trace"]), scheduler(report["scheduler"])]
-    return "\n\n".join([heading(report), *("\n".join(lines) for lines in sections)])
+    weights = compiled(report) if report["compiled"] else []
+    return "\n\n".join([heading(report), *weights, *("\n".join(lines) for lines in sections)])
+
+
+def compiled(report: dict) -> list[str]:
+    """What is compiled, and when."""
+    late = report["compilations_in_trace"]
+    counted = f"{late} of them while the trace was replayed" if late else "all of them before the clock started"
+    said = f"The engine's model is compiled, its weights in {report['weights']}: {report['compilations']} compilations"
+    return [f"{said}, {counted}."]
 
 
 def notes(*lines: str) -> list[str]:
@@ -40,14 +49,6 @@ def batches(report: dict) -> list[str]:
     )
 
 
-def meanings(rows: list[dict]) -> str:
-    """How each row writes; rows of one kind together."""
-    titles: dict[str, list[str]] = {}
-    for row in rows:
-        titles.setdefault(row["means"], []).append(row["title"])
-    return "; ".join(f"{' and '.join(names)}: {means}" for means, names in titles.items()) + "."
-
-
 def cell(batch: dict, ranges: bool) -> str:
     speed, ratio = batch["tokens_per_second"], batch["engine_over_this"]
     shown = number(speed["median"]) + (f" ({between(speed, number)})" if ranges else "")
@@ -64,13 +65,15 @@ def same_tokens(row: dict, engine: dict, differences: list[dict], sizes: list[in
     return (
         f"DIFFERENT TOKENS: {row['title']} wrote others than the engine in {where}. Where they part, the best token "
         f"was ahead of the second best by {min(leads):.2g} to {max(leads):.2g} logits. A near tie can fall either way, "
-        "and in bfloat16 a lead of some tenths is one; anything else is a wrong answer."
+        "and in bfloat16 or fewer bits a lead of some tenths is one; anything else is a wrong answer."
     )
 
 
 def step(report: dict) -> list[str]:
     """The parts of a decode step; their shares add up to the whole."""
     found = report["step"]
+    if found is None and report["compiled"]:
+        return ["Where a step's time goes is measured for plain models only: compiled functions hide their parts."]
     if found is None:
         return ["Where a step's time goes is measured on the CPU only: on a GPU the CPU's clock does not see it."]
     title = f"A decode step of {found['size']} texts of about {found['context']} tokens"

@@ -1,13 +1,27 @@
-"""vLLM as a row of the table: another Python, which has it installed, is given the same model and the same prompts."""
+"""vLLM as a row of a table: another Python, which has it installed, is given the same model and the same prompts.
+
+`VLLM` answers a batch of requests for `kvcourse bench --serving`, `VLLMText` one text at a time for the other table.
+"""
 
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
-from kvcourse.bench.race import Worker
+from kvcourse.bench.contestants import ROOM
+from kvcourse.bench.process import Worker
+from kvcourse.config import ModelConfig
+from kvcourse.cost import bytes_moved
+from kvcourse.device import as_dtype
+from kvcourse.lm import LM, load_model
+from kvcourse.weights.hf_export import export_hf
 
+DTYPES = ("bfloat16", "float32")
+TITLES = [f"vllm {dtype}" for dtype in DTYPES]
 SCRIPT = Path(__file__).with_name("vllm_worker.py")
 FIND = "import importlib.util as u; print(u.find_spec('vllm') is not None)"
 SAFE = {"PYTHONSAFEPATH": "1"}  # a file of the current folder must not take the place of a library with its name
@@ -47,6 +61,49 @@ class VLLMWorker(Worker):
         except (OSError, subprocess.TimeoutExpired):
             pass
         super().close()
+
+
+class VLLMText:
+    """A contestant of the race: one text at a time. `folder` has the checkpoint, `config` its numbers."""
+
+    exact = False
+    texts = 1
+
+    def __init__(self, python: str, folder: str, dtype: str, config: ModelConfig):
+        self.title, self.python, self.folder, self.dtype, self.config = f"vllm {dtype}", python, folder, dtype, config
+
+    def start(self, name: str) -> "OneTextWorker":
+        return OneTextWorker(self)
+
+
+class OneTextWorker(VLLMWorker):
+    """vLLM asked as the race asks a contestant."""
+
+    def __init__(self, row: VLLMText):
+        self.row = row
+        super().__init__(row.python, row.folder, row.dtype, min(ROOM, row.config.max_seq_len))
+
+    def answer(self) -> dict:
+        return {"means": VLLM.means, "weights": self.row.dtype} | super().answer()
+
+    def ask(self, measure: str, prompt: list[int] = (), most_gaps: int = 0) -> dict:
+        if measure != "speed":
+            return {measure: None}
+        super().ask(prompts=[prompt[:1]], new_tokens=4)
+        answer = super().ask(prompt=prompt, new_tokens=most_gaps + 1)
+        bits = 8 * as_dtype(self.row.dtype).itemsize
+        moved = bytes_moved(self.row.config, 1, len(prompt), bits=bits)
+        wanted = {name: answer[name] for name in ("tokens", "arrivals", "peak_bytes")}
+        return wanted | {"step_bytes": moved.total}
+
+
+@contextmanager
+def vllm_texts(python: str, name: str) -> Iterator[list[VLLMText]]:
+    """vLLM with the model `name`, in bfloat16 and in float32. Nothing is started yet."""
+    model = load_model(name).model
+    with TemporaryDirectory() as folder:
+        export_hf(LM(model, None, "model"), folder)
+        yield [VLLMText(python, folder, dtype, model.config) for dtype in DTYPES]
 
 
 def settings() -> dict[str, str]:

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # else not before `main` has seen to what a library prints when it is imported
     from kvcourse.bench.contestants import Contestant
+    from kvcourse.metrics import Generation
+
+TRIES = 4  # runs in which something may still be compiled
 
 
 def main(where: str, model: str) -> None:
@@ -38,36 +41,54 @@ def describe(contestant: "Contestant") -> dict:
     """What the one who asks must know. Memory is counted from here on."""
     from kvcourse.bench.memory import forget_peak
 
-    model = contestant.model
     gc.collect()
     return {
         "program": contestant.program,
         "means": contestant.means,
-        "vocab_size": model.config.vocab_size,
-        "max_seq_len": model.config.max_seq_len,
-        "device": str(model.device),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "peak_without_loading": forget_peak(model.device),
+        "weights": contestant.weights,
+        "device": str(contestant.device),
+        "reason": contestant.reason,
+        "peak_without_loading": forget_peak(contestant.device),
     }
 
 
-def serve(contestant: "Contestant", prompt: list[int], most_gaps: int | None = None) -> dict:
-    """Write on after `prompt` and say when each token arrived; without `most_gaps`, only how clear the choice was."""
+def serve(contestant: "Contestant", measure: str, prompt: list[int] = (), most_gaps: int = 0) -> dict:
+    """What there is to `measure`: "speed", "lead" (of the token after the prompt), "perplexity"; or "facts"."""
+    if measure == "speed":
+        return speed(contestant, prompt, most_gaps)
+    if measure == "facts":
+        return contestant.facts()
+    return {measure: contestant.lead(prompt) if measure == "lead" else contestant.perplexity()}
+
+
+def speed(contestant: "Contestant", prompt: list[int], most_gaps: int) -> dict:
+    """Write on after `prompt`, and say when each token arrived."""
     from kvcourse.bench.memory import peak_memory
 
-    if most_gaps is None:
-        return {"lead": contestant.lead(prompt)}
     gaps = min(most_gaps, contestant.most_gaps(len(prompt)))
     # While others had their turn, threads fell asleep and caches were filled anew. A GPU moreover loads its kernels at
-    # the first text of a length; there a whole prompt is cheap.
-    contestant.generate(prompt if contestant.model.device.type == "cuda" else prompt[:1], 4)
-    made = contestant.generate(prompt, gaps + 1)
+    # the first text of a length; there a whole text is cheap.
+    warm_up = (prompt, gaps + 1) if contestant.device.type == "cuda" else (prompt[:1], 4)
+    contestant.generate(*warm_up)
+    made = without_compiling(contestant, prompt, gaps + 1)
     return {
         "tokens": made.ids,
         "arrivals": made.arrivals,
         "step_bytes": contestant.step_bytes(len(prompt)),
-        "peak_bytes": peak_memory(contestant.model.device),
+        "peak_bytes": peak_memory(contestant.device),
+        "compilations": contestant.compilations,
+        "compile_seconds": contestant.compile_seconds,
     }
+
+
+def without_compiling(contestant: "Contestant", prompt: list[int], new_tokens: int) -> "Generation":
+    """What `generate` gives in a run in which nothing was compiled: one that does was part of the warming up."""
+    for _ in range(TRIES):
+        before = contestant.compilations
+        made = contestant.generate(prompt, new_tokens)
+        if contestant.compilations == before:
+            return made
+    raise RuntimeError(f"it compiled something in each of {TRIES} runs of the same text, so nothing could be timed")
 
 
 def short(error: Exception) -> str:
