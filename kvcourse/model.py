@@ -112,13 +112,17 @@ class Transformer(nn.Module):
             if last_only:
                 last = step.last(positions).to(self.device)
                 x = x.take_along_dim(last[..., None], dim=1)
-            return self.head(self.norm(x))
+            return self.score(x, step)
 
     def run_layers(self, x: Tensor, rotary: tuple[Tensor, Tensor], step: Step) -> Tensor:
         """x `(B, T, d_model)`, the tokens' embeddings -> what the last layer makes of them."""
         for index, layer in enumerate(self.layers):
             x = layer(x, index, rotary, step)
         return x
+
+    def score(self, x: Tensor, step: Step) -> Tensor:
+        """What the last layer made of some tokens of a step, x `(B, T, d_model)` -> logits `(B, T, vocab_size)`."""
+        return self.head(self.norm(x))
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines for positions `(B, T)`, `(B, 1, T, d_head)` each: the same for every layer."""

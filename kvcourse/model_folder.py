@@ -18,6 +18,8 @@ def usable(folder: str | os.PathLike) -> Path:
     """`folder`, made if need be. Raises `ValueError` when it is none, or nothing can be written there."""
     if not isinstance(folder, str | os.PathLike):
         raise ValueError(f"folder must be the name of a folder, got {folder!r}.")
+    if not os.fspath(folder):
+        raise ValueError("folder is an empty name: give the name of a folder, or '.' for the current one.")
     path = Path(os.path.expanduser(folder))
     for place in (path, *path.parents):
         if os.path.lexists(place) and not os.path.isdir(place):

@@ -63,6 +63,8 @@ def test_what_a_request_asks_for():
             "ignore_eos": True,
             "top_k": 1,
         }
+        meter(server, ["hello"], extra={"stream_options": None})  # for a server that refuses the field
+        assert "stream_options" not in server.bodies.pop()
         meter(server, [[5, 6, 7]], model="other")
         assert server.bodies[1] | {"prompt": [5, 6, 7], "model": "other", "temperature": 0} == server.bodies[1]
         meter(server, ["hi"], chat=True)
@@ -92,8 +94,19 @@ def test_without_usage_tokens_in_the_chunks_are_counted():
     def with_ids(body):
         yield from (piece(" a", token_ids=[4, 5]), piece("", token_ids=[6]), piece(" c", "stop", token_ids=[7]), DONE)
 
+    def half_a_usage(body):
+        yield from (piece(" a", token_ids=[4, 5]), piece("", token_ids=[6]), piece(" c", "stop", token_ids=[7]))
+        yield from (event(choices=[], usage={"prompt_tokens": 9}), DONE)
+
     [record] = answers(with_ids).records
     assert (record.tokens, record.token_ids, len(record.arrivals)) == (4, [4, 5, 6, 7], 3)
+    [record] = answers(half_a_usage).records
+    assert (record.tokens, record.prompt_tokens) == (4, 9)
+
+
+def test_the_usage_comes_before_what_chunks_say():
+    [record] = answers(lambda body: iter([piece(" a", "stop", token_ids=[4, 5]), usage(3), DONE])).records
+    assert record.tokens == 3
 
 
 def test_the_name_of_a_role_is_no_first_token():
@@ -142,7 +155,37 @@ def test_an_answer_in_one_piece_is_told():
 def test_empty_and_short_answers():
     report = answers(lambda body: iter([piece("", "stop"), usage(1), DONE]), n=2)
     assert (len(report.finished), report.ttft, report.output_tokens) == (2, [], 2)
-    assert "No answer had any text." in str(report) and "2 answers ended before the number of new tokens" in str(report)
+    assert report.tokens_per_second is None and "tokens/s," not in str(report)
+    assert "2 answers of 2 came without any text: no TTFT" in str(report)
+    assert "2 answers ended before the number of new tokens" in str(report) and "in 0)" not in str(report)
+
+
+def test_tokens_of_an_answer_without_chunks_are_not_in_tokens_per_second():
+    def silent_or_plain(body):
+        yield from plain(body) if body["prompt"] == "speak" else (piece("", "stop"), usage(900), DONE)
+
+    with serving(silent_or_plain) as server:
+        report = meter(server, ["speak", "hush", "speak"])
+    assert (report.output_tokens, report.chunks) == (908, 8)
+    assert report.tokens_per_second == 8 / report.seconds
+    assert "1 answer of 3 came without any text" in str(report)
+    assert "without any text" not in str(answers(plain))
+
+
+def test_the_pieces_of_a_tool_call_are_chunks_and_no_text():
+    def calling(body):
+        yield event(choices=[{"index": 0, "delta": {"role": "assistant", "content": None}}])
+        for arguments in ("", '{"city": ', '"Graz"}'):
+            call = {"index": 0, "function": {"name": "weather", "arguments": arguments}}
+            yield from (0.05, event(choices=[{"index": 0, "delta": {"tool_calls": [call]}}]))
+        yield event(choices=[{"index": 0, "delta": {}, "finish_reason": "tool_calls"}])
+        yield from (usage(3), DONE)
+
+    report = answers(calling, chat=True)
+    [record] = report.records
+    assert (record.text, record.tokens, len(record.arrivals)) == ("", 3, 3) and record.ttft >= 0.05
+    assert report.tokens_per_second == 3 / report.seconds
+    assert "1 answer had tokens and no text, such as tool calls." in str(report)
 
 
 # --- prompts -------------------------------------------------------------------------------------------------

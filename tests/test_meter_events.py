@@ -85,11 +85,22 @@ def choice(**content) -> str:
         (choice(delta={"content": "a"}, logprobs={"content": [{"token": "a"}] * 2}), "a", 2, [], True),
         (choice(text="ab", logprobs={"tokens": ["a", "b"], "top_logprobs": None}), "ab", 2, [], True),
         (json.dumps({"choices": []}), "", None, [], False),
+        (json.dumps({"choices": [{"text": "a"}]}), "a", None, [], True),  # without an index there is one answer
+        (json.dumps({"choices": [{"index": 1, "text": "b"}]}), "", None, [], False),
+        (choice(delta={"content": None, "tool_calls": [{"index": 0}]}), "", None, [], True),
+        (choice(delta={"content": "", "tool_calls": []}), "", None, [], False),
     ],
 )
 def test_a_chunk(data, text, count, ids, carries):
     chunk = parse_chunk(data)
     assert (chunk.text, chunk.count, chunk.ids, chunk.carries) == (text, count, ids, carries)
+
+
+def test_the_answer_is_the_choice_of_index_0_wherever_it_stands():
+    other, answer = {"index": 1, "text": "b"}, {"index": 0, "text": "a", "finish_reason": "length"}
+    for choices in ([other, answer], [answer, other]):
+        chunk = parse_chunk(json.dumps({"choices": choices}))
+        assert (chunk.text, chunk.finish_reason) == ("a", "length")
 
 
 def test_usage():

@@ -17,6 +17,13 @@ def test_a_folder_is_made_and_a_home_is_found(tmp_path, monkeypatch):
     assert usable(tmp_path / "link" / "c") and (tmp_path / "a" / "c").is_dir()
 
 
+def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="folder is an empty name: give the name of a folder, or '.'"):
+        usable("")
+    assert usable(".").samefile(tmp_path)
+
+
 @pytest.mark.parametrize("below", ["", "a", "a/b"])
 def test_what_stands_in_the_way_is_named(tmp_path, below):
     (tmp_path / "file").write_text("")

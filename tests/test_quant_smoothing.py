@@ -260,3 +260,12 @@ def test_models_that_cannot_be_smoothed():
         smoothed(kv.Transformer(small_config(), "meta", torch.float32))
     with pytest.raises(ValueError, match="model must be an LM"):
         smoothed("smollm2-135m")
+
+
+@pytest.mark.parametrize(("n_heads", "n_kv_heads", "d_head"), [(6, 2, 8), (9, 3, 16), (7, 1, 8), (12, 4, 6)])
+def test_heads_that_share_get_one_scale_to_the_last_digit(n_heads, n_kv_heads, d_head):
+    """PyTorch's `pow` of equal numbers depends on where in a tensor they stand."""
+    sizes = dict(n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, d_model=n_heads * d_head)
+    model = small_model(small_config(**sizes))
+    calibration = random_tokens(300).tolist()
+    assert largest_difference(smooth(model, calibration)(random_tokens(1, 90)), model(random_tokens(1, 90))) < 1e-3

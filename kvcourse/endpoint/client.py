@@ -128,7 +128,9 @@ async def _read(response: httpx.Response, record: Record, clock: Callable[[], fl
         if record.finish_reason is None:
             raise EndpointError("The stream was cut off: it ended without a finish_reason and without [DONE].")
     usage = usage or {}
-    record.tokens = usage.get("completion", _counted(chunks))
+    record.tokens = usage.get("completion")
+    if record.tokens is None:
+        record.tokens = _counted(chunks)
     record.prompt_tokens, record.cached_tokens = usage.get("prompt"), usage.get("cached")
 
 

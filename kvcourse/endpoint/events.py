@@ -54,18 +54,20 @@ class EventReader:
 
 @dataclass
 class Chunk:
-    """One event: a piece of text, with as many tokens as `count` says (None: the server does not tell)."""
+    """One event: a piece of text, with as many tokens as `count` says (None: the server does not tell). `calls` tells
+    a piece of a tool call, which is made of tokens too, and is no text."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
     count: int | None = None
+    calls: bool = False
     finish_reason: str | None = None
     usage: dict | None = None
 
     @property
     def carries(self) -> bool:
         """Whether tokens came with it: the event that names the role, or brings the usage, has none."""
-        return bool(self.text or self.count)
+        return bool(self.text or self.count or self.calls)
 
 
 def parse_chunk(data: str) -> Chunk:
@@ -75,10 +77,11 @@ def parse_chunk(data: str) -> Chunk:
         if content.get("error") or content.get("object") == "error":
             raise EndpointError(f"The server reported an error in its stream: {error_message(content)}")
         chunk, choices = Chunk(usage=_usage(content.get("usage"))), content.get("choices") or []
-        for choice in choices[:1]:  # one answer was asked for
+        for choice in [choice for choice in choices if not choice.get("index")][:1]:  # one answer was asked for
             chunk.finish_reason = choice.get("finish_reason")
             chunk.text = _text(choice)
             chunk.count, chunk.ids = _tokens(choice)
+            chunk.calls = bool((choice.get("delta") or {}).get("tool_calls"))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise EndpointError(f"The server sent a malformed event: {shortened(data)}") from None
     return chunk

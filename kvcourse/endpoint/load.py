@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from kvcourse.endpoint.client import Endpoint, ask, base_url, find_model
 from kvcourse.endpoint.events import EndpointError
-from kvcourse.endpoint.plan import Job, Plan, make_plan
+from kvcourse.endpoint.plan import Job, Plan, checked_extra, listed, make_plan
 from kvcourse.endpoint.prompts import LONG, SHORT, Ruler, some_words
 from kvcourse.endpoint.record import Record
 from kvcourse.endpoint.report import MeterReport
@@ -58,7 +58,8 @@ def meter(
     `kvcourse.serving.workload.Arrival`, which brings its own times and numbers of new tokens. Without `model` the
     endpoint's only one is taken; without `api_key` the environment variable KVCOURSE_API_KEY. `ignore_eos` asks for
     all `new_tokens` where the server knows that field; `extra` are more fields of the request's body, such as
-    {"logprobs": 1} (llama.cpp) or {"return_token_ids": True} (vLLM), with which the records have token ids.
+    {"logprobs": 1} (llama.cpp) or {"return_token_ids": True} (vLLM), with which the records have token ids; those that
+    the meter sets itself, such as max_tokens, are refused.
     With the same `seed` prompts and times are the same, and a server's prefix cache may know them: by default each run
     has its own.
 
@@ -67,19 +68,17 @@ def meter(
     `EndpointError` (a `RuntimeError`) when one of these requests fails. Failures after that are counted in the report.
     When Ctrl-C is pressed the report is about what was measured so far.
     """
-    prompts = None if prompts is None else list(prompts)
+    prompts, extra = listed(prompts), checked_extra(extra)
     plan = make_plan(
         prompts, new_tokens, prompt_tokens, shared_prefix, concurrency, rate, requests, seconds, seed, chat
     )
     fields = {"ignore_eos": True} if require_flag("ignore_eos", ignore_eos) else {}
-    if extra is not None and not isinstance(extra, dict):
-        raise ValueError(f"extra={extra!r} must be a dict of fields of the request's body.")
     if not _can_be_sent([prompts, extra, model]):
         raise ValueError("Prompts, extra and model must be what JSON in UTF-8 can hold.")
     if model is not None and (not isinstance(model, str) or not model):
         raise ValueError(f"model={model!r} must be the name of a model.")
     key, timeout = _checked_key(api_key), require_number("timeout", timeout)
-    endpoint = Endpoint(base_url(url), model, key, require_flag("chat", chat), timeout, fields | (extra or {}))
+    endpoint = Endpoint(base_url(url), model, key, require_flag("chat", chat), timeout, fields | extra)
     run = Run(endpoint, plan)
     with tqdm(total=plan.requests, unit="request", disable=not progress, leave=False, mininterval=0.5) as bar:
         run.watch(lambda: bar.update(sum(record.end is not None for record in run.records) - bar.n))

@@ -1,5 +1,6 @@
 """What to send and when: checked before anything is sent."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
@@ -9,6 +10,17 @@ from kvcourse.require import require_number, require_whole
 from kvcourse.serving.workload import Arrival
 
 REQUESTS = 32  # unless another number is asked for
+OWN_FIELDS = {  # of a request's body, that the figures rest on, and what to do in place of changing them
+    "model": "give model=... instead",
+    "prompt": "give prompts=[...] instead",
+    "messages": "give prompts=[...] with chat=True instead",
+    "max_tokens": "give new_tokens=... instead",
+    "max_completion_tokens": "give new_tokens=... instead",
+    "n_predict": "give new_tokens=... instead",
+    "n": "each request has one answer, so give requests=... or concurrency=... for more",
+    "stream": "only streamed answers can be timed, so leave it out",
+    "stream_options": "it asks for the count of tokens, so leave it out, or give None to a server that refuses it",
+}
 
 
 class Job(NamedTuple):
@@ -87,6 +99,28 @@ def make_plan(
     if rate is None:
         concurrency = require_whole("concurrency", 1 if concurrency is None else concurrency)
     return Plan(requests, seconds, new_tokens, lengths, shared_prefix, concurrency, rate, seed, prompts)
+
+
+def listed(prompts) -> list | None:
+    """The prompts as a list, None for none given. Raises `ValueError` for a single one, whose parts are no prompts."""
+    if prompts is None:
+        return None
+    if isinstance(prompts, str | bytes | dict) or not isinstance(prompts, Iterable):
+        what = "a single text" if isinstance(prompts, str) else f"of type {type(prompts).__name__}"
+        raise ValueError(f"prompts is {what} and must be a list: give prompts=[...], even for one.")
+    return list(prompts)
+
+
+def checked_extra(extra) -> dict:
+    """More fields of a request's body. Raises `ValueError` for one that would change what is measured."""
+    if extra is None:
+        return {}
+    if not isinstance(extra, dict):
+        raise ValueError(f"extra={extra!r} must be a dict of fields of the request's body.")
+    for name, value in extra.items():
+        if name in OWN_FIELDS and not (name == "stream_options" and value is None):  # tokens are called uncounted then
+            raise ValueError(f"extra cannot have {name!r}, which the meter sets itself: {OWN_FIELDS[name]}.")
+    return extra
 
 
 def _lengths(prompt_tokens) -> tuple[int, int]:

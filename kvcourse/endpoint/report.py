@@ -68,8 +68,12 @@ class MeterReport:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Output tokens of all users together for each second of the run."""
-        return self.output_tokens / self.seconds if self.output_tokens and self.seconds else None
+        """Output tokens of all users together for each second of the run. Those of an answer that brought no chunk are
+        left out: the server counted them, and nobody saw them come."""
+        if self.output_tokens is None:
+            return None
+        seen = sum(record.tokens for record in self.finished if record.arrivals)
+        return seen / self.seconds if seen and self.seconds else None
 
     @property
     def requests_per_second(self) -> float | None:
@@ -233,8 +237,8 @@ def counting_notes(report: MeterReport) -> list[str]:
             f"Tokens could not be counted: the server sent no usage with {uncounted} of {len(finished)} answers. "
             "Chunks are counted as chunks, and a chunk may have several tokens."
         )
-    more = [(record.tokens, len(record.arrivals)) for record in finished if (record.tokens or 0) > len(record.arrivals)]
-    if more:
+    seen = [(record.tokens or 0, len(record.arrivals)) for record in finished if record.arrivals]
+    if more := [(tokens, chunks) for tokens, chunks in seen if tokens > chunks]:
         tokens, chunks = map(sum, zip(*more, strict=True))
         lines.append(
             f"{many(more, 'answer')} had more tokens than chunks ({tokens:,} in {chunks:,}): several came in one "
@@ -242,8 +246,13 @@ def counting_notes(report: MeterReport) -> list[str]:
         )
     if report.plan.prompts is None and not report.ruler.measured:
         lines.append("The server did not count the tokens of prompts: their lengths are in words.")
-    if finished and not report.chunks:
-        lines.append("No answer had any text.")
+    if empty := [record for record in finished if not record.arrivals]:
+        lines.append(
+            f"{many(empty, 'answer')} of {len(finished)} came without any text: no TTFT, and tokens that the server "
+            "counted in them are not in tokens/s."
+        )
+    if calls := [record for record in finished if record.arrivals and not record.text]:
+        lines.append(f"{many(calls, 'answer')} had tokens and no text, such as tool calls.")
     return lines
 
 

@@ -8,7 +8,7 @@ from kvcourse.caches.dense import UniformStep
 from kvcourse.fast.function import CompiledFunction, cannot_compile, varying
 from kvcourse.fast.graphs import Graphs
 from kvcourse.fast.layer import after, before, one_product, one_token, one_token_of_many, sizes_of
-from kvcourse.fast.weights import Dense, joined, layer_weights
+from kvcourse.fast.weights import Dense, joined, layer_weights, twin
 from kvcourse.model import Transformer
 
 
@@ -26,7 +26,8 @@ class CompiledTransformer(Transformer):
     def __init__(self, source: Transformer):
         nn.Module.__init__(self)
         self.config, sizes = source.config, sizes_of(source.config)
-        self.embed_tokens, self.norm, self.lm_head = source.embed_tokens, source.norm, source.lm_head
+        # Modules of its own over the same memory: moving the source does not move this one.
+        self.embed_tokens, self.norm, self.lm_head = map(twin, (source.embed_tokens, source.norm, source.lm_head))
         self.weights, self.held = [], nn.ModuleList()
         for layer in source.layers:
             with torch.inference_mode(False):
@@ -72,6 +73,12 @@ class CompiledTransformer(Transformer):
     def __deepcopy__(self, memo):
         raise TypeError("A compiled model cannot be copied: compile the model that it was made from once more.")
 
+    def __reduce_ex__(self, protocol):
+        raise TypeError("A compiled model cannot be pickled: compile the model that it was made from once more.")
+
+    def load_state_dict(self, *arguments, **options):
+        raise ValueError("A compiled model has its weights joined: load them into a Transformer, and compile that.")
+
     def forward(self, *arguments, **options) -> Tensor:
         """That of `Transformer`, in inference mode always: a compiled function tells tensors of it from others."""
         with torch.inference_mode():
@@ -79,10 +86,16 @@ class CompiledTransformer(Transformer):
         return logits if torch.is_inference_mode_enabled() else logits.clone()
 
     def run_layers(self, x: Tensor, rotary: tuple[Tensor, Tensor], step: Step) -> Tensor:
-        one = x.shape[:2] == (1, 1) and isinstance(step, UniformStep) and step.stop > 1
-        if one and self.full_context and self.reason is None:
+        if self.is_one(step, x):
             return self.run_one(x[0, 0], rotary, step)[None, None]
         return self.run_all(x, rotary, step)
+
+    def is_one(self, step: Step, x: Tensor) -> bool:
+        """Whether the step is one new token of one text after others in a dense cache. Nothing else goes that way: with
+        8 bits it rounds less, and what a request gets must not depend on how many others there are."""
+        if self.reason is not None or not self.full_context or not isinstance(step, UniformStep):
+            return False
+        return len(x) == 1 and step.stop - step.start == 1 and step.stop > 1
 
     def run_one(self, x: Tensor, rotary: tuple[Tensor, Tensor], step: UniformStep) -> Tensor:
         """x `(d_model,)` of one new token -> the same after all layers. The step's cache is written to."""
@@ -113,8 +126,8 @@ class CompiledTransformer(Transformer):
             x = after(weights, x, varying(attended, 0))
         return x.unflatten(0, shape)
 
-    def head(self, x: Tensor) -> Tensor:
-        if x.shape[:2] != (1, 1) or self.reason is not None:
-            return super().head(x)
+    def score(self, x: Tensor, step: Step) -> Tensor:
+        if not self.is_one(step, x):
+            return super().score(x, step)
         wide = torch.promote_types(x.dtype, torch.float32)
-        return self.functions[3](x[0, 0].to(wide), self.scores, x.dtype).to(x.dtype)[None, None]
+        return self.functions[3](self.norm(x)[0, 0].to(wide), self.scores, x.dtype).to(x.dtype)[None, None]

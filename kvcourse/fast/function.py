@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 _NUMBERS = count()
+LIMIT = 64  # programs of one function
 
 
 class CompiledFunction:
@@ -29,10 +30,14 @@ class CompiledFunction:
     @cached_property
     def run(self) -> Callable:
         # torch.compile keeps what it made by the code of a function, and the sizes seen by the code's name: with both
-        # of its own, no other model's compilations are looked through, or count against the limit of eight, and no size
+        # of its own, no other model's compilations are looked through, or count against its limit, and no size
         # is taken for one that varies because another model has another.
         code = self.plain.__code__.replace(co_name=self.name)
         own = FunctionType(code, globals(), self.name, None, self.plain.__closure__)
+        config, limit = torch._dynamo.config, "recompile_limit"
+        limit = limit if hasattr(config, limit) else "cache_size_limit"  # its name before PyTorch 2.6
+        # Eight by itself, and each number of threads takes one or two; beyond it a function is no longer compiled.
+        setattr(config, limit, max(LIMIT, getattr(config, limit)))
         return torch.compile(own, backend=self.backend)
 
     def backend(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:

@@ -4,6 +4,7 @@ q, k and v read the same input, and so do gate and up. Joined, two products take
 keep the memory busy.
 """
 
+from copy import copy
 from itertools import count
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -134,10 +135,10 @@ def joined(linears: list[nn.Module]) -> tuple[Matrix, nn.Module | None]:
     """One matrix for linear layers with the same input, and the module to keep alive for it, if it needs one."""
     if all(isinstance(linear, nn.Linear) for linear in linears):
         weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
-        if len(linears) == 1:
-            return Dense(weights[0], biases[0]), None
+        if len(linears) == 1:  # detached: the same memory, and not the parameter, which `.to` changes
+            return Dense(weights[0].detach(), None if biases[0] is None else biases[0].detach()), None
         return Dense(torch.cat(weights), None if biases[0] is None else torch.cat(biases)), None
-    module = linears[0] if len(linears) == 1 else one_quantized(linears)
+    module = twin(linears[0]) if len(linears) == 1 else one_quantized([twin(linear) for linear in linears])
     return register(module, sum(linear.out_features for linear in linears)), module
 
 
@@ -161,12 +162,25 @@ def one_quantized(linears: list[nn.Module]) -> nn.Module:
     return QuantLinear(weight, bias, linears[0].dtype, linears[0].path)
 
 
+def twin(module: nn.Module | None) -> nn.Module | None:
+    """The module once more, over the same memory. What `.to` does to one leaves the other as it is."""
+    if module is None:
+        return None
+    other = copy(module)
+    other._modules, other._buffers = dict(module._modules), dict(module._buffers)
+    other._parameters = {
+        name: None if p is None else nn.Parameter(p.detach(), requires_grad=False)
+        for name, p in module._parameters.items()
+    }
+    return other
+
+
 def layer_weights(layer: Layer) -> tuple[LayerWeights, list[nn.Module]]:
     """The weights of a layer, and the modules to keep alive for them."""
     attention, mlp = layer.self_attn, layer.mlp
     qkv, o = joined([attention.q_proj, attention.k_proj, attention.v_proj]), joined([attention.o_proj])
     gate_up, down = joined([mlp.gate_proj, mlp.up_proj]), joined([mlp.down_proj])
-    q_norm, k_norm = (None if norm is None else norm.weight for norm in (attention.q_norm, attention.k_norm))
-    norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+    q_norm, k_norm = (None if norm is None else norm.weight.detach() for norm in (attention.q_norm, attention.k_norm))
+    norms = [norm.weight.detach() for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
     weights = LayerWeights(norms[0], qkv[0], q_norm, k_norm, o[0], norms[1], gate_up[0], down[0])
     return weights, [module for _, module in (qkv, o, gate_up, down) if module is not None]

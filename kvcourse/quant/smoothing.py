@@ -33,12 +33,14 @@ def smooth(
 
     The largest magnitudes are those met in `calibration`, the token ids of a text, cut into rows of `context` tokens as
     `quantize_model` does. `strength` is how much of the outliers the weights take over: near 0 the columns of the
-    weights get equal peaks, at 1 the channels of the activations. The model given stays as it is. Raises `ValueError`
-    for a model that is quantized, a text shorter than a row, and a strength that is not above 0 and at most 1.
+    weights get equal peaks, at 1 the channels of the activations. The model given stays as it is; all is worked out in
+    float32, whatever it computes in. Raises `ValueError` for a model that is quantized or compiled, a text shorter than
+    a row, and a strength that is not above 0 and at most 1.
     """
     source, strength = transformer_of(model), require_number("strength", strength)
     if strength > 1:
         raise ValueError(f"strength={strength} must be above 0 (the activations keep their outliers) and at most 1.")
+    source.layers  # noqa: B018 (a compiled model has none, and says so)
     check_weights(source, {})
     result, _ = smoothed(source, calibration_rows(calibration, context, source), strength)
     return replace(model, model=result) if isinstance(model, LM) else result
@@ -69,12 +71,11 @@ def largest(inputs: list[Tensor]) -> Tensor:
 
 def scales(layer: Layer, writer: str, peak: Tensor, strength: float) -> Tensor:
     """What each channel that `writer` writes is divided by."""
-    if writer == "self_attn.v_proj":
-        peak = shared_in_groups(peak, layer)
     weights = torch.stack([layer.get_submodule(name).weight.abs().amax(0) for name in READERS[writer]]).amax(0)
-    if writer == "self_attn.v_proj":
-        weights = shared_in_groups(weights, layer)
-    return balance(peak, weights, strength)
+    if writer != "self_attn.v_proj":
+        return balance(peak, weights, strength)
+    scale = balance(shared_in_groups(peak, layer), shared_in_groups(weights, layer), strength)
+    return shared_in_groups(scale, layer)  # once more: powers of equal numbers may differ in the last digit
 
 
 def balance(peak: Tensor, weight: Tensor, strength: float) -> Tensor:
