@@ -1173,7 +1173,8 @@ kv.results.verdict(
 # - DeepSeek-V2 (arXiv 2405.04434) rounds its latent, already small, to 6 bits in the mean: the savings multiply there
 #   too.
 #
-# **Next** in the course comes 10, which is planned: everything together, and all statements judged in one table.
+# **Next** in the course comes 10: as fast as this machine allows, other engines, and all statements judged in one
+# table.
 
 # %% tags=["nbval-ignore-output"]
 kv.check.progress("09")
