@@ -8,6 +8,7 @@ from nbformat import NotebookNode
 
 from kvcourse.notebooks.execute import execute, scratch_results
 from kvcourse.notebooks.source import METADATA, Notebooks, read_notebooks, read_project, tags, where
+from kvcourse.notebooks.verdicts import printed_verdicts, put
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 IGNORE = "nbval-ignore-output"
@@ -54,7 +55,9 @@ def build(course: Path, names=(), run: bool = True, force: bool = False) -> list
             "copy what you want to keep, then give --force"
         )
     written = []
+    others = [path.stem for path in source_paths(course) if path.stem not in {path.stem for path, _ in every}]
     with scratch_results() as env:
+        put(printed_verdicts([built_paths(course, name).solution for name in others]), env)
         for path, (learner, solution) in every:
             targets = built_paths(course, path.stem)
             if run:

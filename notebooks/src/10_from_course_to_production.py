@@ -1172,8 +1172,8 @@ kv.results.verdict(
 # ## Twenty-nine statements
 #
 # The course began with statements that one reads everywhere about fast inference. Here are all of them, with the
-# verdicts that your own measurements gave, and the notebook that each comes from. Those of notebooks that were not run
-# on this machine are not there.
+# verdicts that your own measurements gave, and the notebook that each comes from. Those of notebooks that you have not
+# run on this machine say "not measured here".
 
 # %% tags=["nbval-ignore-output"]
 from kvcourse.statements import STATEMENTS
