@@ -30,6 +30,13 @@ def test_time_apart_stacks_parts_in_milliseconds():
     assert legend(figure) == ["weights, linear layers", "cache", "small operations"]
 
 
+def test_time_apart_is_never_longer_than_what_was_measured():
+    rows = {"below its bound": {"weights": 0.030, "cache": 0.001, "overhead": -0.002}}
+    ax = drawn(kv.plots.time_apart(rows, "a title")).axes[0]
+    assert [bar.get_width() for bar in bars(ax) if bar.get_width()] == pytest.approx([29])
+    assert texts(ax) == ["29 ms"]
+
+
 def test_time_apart_gives_what_reads_the_same_one_look_and_all_others_another():
     looks = list(module.PARTS.values())
     assert (
@@ -44,13 +51,15 @@ def test_speed_ladder_has_bars_bounds_and_quality():
     ax = drawn(kv.plots.speed_ladder(rungs)).axes[0]
     assert [bar.get_width() for bar in bars(ax)] == [18, 66, 90]
     assert [line.get_xdata()[0] for line in ax.lines if len(line.get_xdata())] == [43, 86, 170]
-    assert texts(ax) == ["18 (42%)", "66 (77%), perplexity +0.0%", "90 (53%), perplexity +0.8%"]
+    *rows, head = texts(ax)
+    assert rows == ["18 (42%)", "66 (77%), perplexity +0.0%", "90 (53%), perplexity +0.8%"]
+    assert head == "tokens/s (share of the bound)"
     assert [label.get_text() for label in ax.get_yticklabels()] == ["plain", "bfloat16", "int8"]
 
 
 def test_speed_ladder_above_its_bound():
     ax = drawn(kv.plots.speed_ladder([("a small model", 2000.0, 1500.0, -0.001)])).axes[0]
-    assert ax.get_xlim()[1] > 2000 and texts(ax) == ["2000 (133%), perplexity -0.1%"]
+    assert ax.get_xlim()[1] > 2000 and texts(ax)[0] == "2000 (133%), perplexity -0.1%"
 
 
 def test_users_at_once_and_who_serves_one_at_a_time():

@@ -27,16 +27,17 @@ BOARD = {  # color and sign of each verdict
 
 @drawing
 def time_apart(rows: dict, title: str):
-    """One bar for each row, `{name: {part: seconds}}`, cut into its parts, with its length in ms behind it."""
+    """One bar for each row, `{name: {part: seconds}}`, cut into its parts, with its length in ms behind it. The parts
+    add up to the length; where one is below zero, the others are cut off there, so no bar is longer than its sum."""
     fig, ax = new_figure(size=(9.5, 1.9 + 0.55 * len(rows)))
     longest = max(sum(parts.values()) for parts in rows.values())
     for row, parts in enumerate(rows.values()):
-        left = 0.0
+        left, length = 0.0, sum(parts.values())
         for part, (color, hatch) in PARTS.items():  # in one order in all rows
-            seconds = parts.get(part, 0.0)
+            seconds = max(0.0, min(parts.get(part, 0.0), length - left))
             ax.barh(row, 1e3 * seconds, left=1e3 * left, color=color, hatch=hatch, edgecolor="white", height=0.62)
             left += seconds
-        ax.annotate(f"{1e3 * left:.3g} ms", (1e3 * left, row), (5, 0), textcoords="offset points", va="center")
+        ax.annotate(f"{1e3 * length:.3g} ms", (1e3 * length, row), (5, 0), textcoords="offset points", va="center")
     ax.set_yticks(range(len(rows)), rows)
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
@@ -58,15 +59,16 @@ def time_apart(rows: dict, title: str):
 def speed_ladder(rungs: list):
     """Tokens a second of each rung, `(name, tokens a second, bound, change of perplexity or None)`, with a mark at the
     bound of its bytes; beside it the share of the bound and, where there is one, the change of quality."""
-    fig, ax = new_figure(size=(10, 1.8 + 0.6 * len(rungs)))
+    fig, ax = new_figure(size=(10, 2.1 + 0.6 * len(rungs)))
     reach = max(max(speed, bound) for _, speed, bound, _ in rungs)
     for row, (_, speed, bound, change) in enumerate(rungs):
         ax.barh(row, speed, color=COLORS["measured"], height=0.6)
         ax.plot([bound, bound], [row - 0.42, row + 0.42], "-", color=COLORS["black"], linewidth=3)
         quality = "" if change is None else f", perplexity {100 * change:+.1f}%"
         ax.text(1.05 * reach, row, f"{speed:.0f} ({speed / bound:.0%}){quality}", va="center")
+    ax.text(1.05 * reach, -0.75, "tokens/s (share of the bound)", va="center", fontsize=11)
     ax.set_yticks(range(len(rungs)), [name for name, *_ in rungs])
-    ax.invert_yaxis()
+    ax.set_ylim(len(rungs) - 0.5, -1.05)
     ax.grid(axis="y", visible=False)
     ax.set(xlabel="tokens a second, one text", xlim=(0, 1.65 * reach))
     ax.set_title("From the plain step to the fast one")
@@ -126,7 +128,7 @@ def very_long_text(costs: dict, memory: float, chosen: int | None = None):
     """What one text costs by its length, `{tokens: LongContext}`: bytes held, beside the `memory` of one device;
     seconds of a prefill and of a decode step by what they are for. A dotted line marks the length `chosen`."""
     tokens, texts = list(costs), list(costs.values())
-    fig, (held, prefill, decode) = new_figure(1, 3, size=(14, 4.8))
+    fig, (held, prefill, decode) = new_figure(1, 3, size=(14, 5.6))
     lines = {
         held: {
             "cache": [text.cache_bytes / 1e9 for text in texts],
@@ -154,13 +156,13 @@ def very_long_text(costs: dict, memory: float, chosen: int | None = None):
         if chosen is not None:
             ax.axvline(chosen, color="black", linestyle=":", linewidth=1.5)
         ax.tick_params(axis="x", labelrotation=30)
-        ax.set_ylim(bottom=ax.get_ylim()[0] / 30)  # room for the legend
-        ax.legend(loc="lower right", fontsize=11)
-    held.axhline(memory / 1e9, color=COLORS["bound"], linewidth=1.5)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.45, -0.28), fontsize=11, ncols=2, columnspacing=1)
+    # A wide band behind the lines: the weights may be as large as the device.
+    held.axhline(memory / 1e9, color=COLORS["bound"], linewidth=9, alpha=0.45, zorder=1)
     held.annotate(
         f"one device, {memory / 1e9:.0f} GB",
         (tokens[0], memory / 1e9),
-        (0, -14),
+        (0, -19),
         textcoords="offset points",
         fontsize=11,
     )
