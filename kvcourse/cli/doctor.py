@@ -9,7 +9,7 @@ from typing import NamedTuple
 HELP = "check Python, packages, device, models, memory, disk and notebook kernel"
 
 MODEL = "smollm2-135m"
-MEMORY_NEEDED = 3e9  # what the hungriest notebook may take
+MEMORY_NEEDED = 3.5e9  # what the hungriest notebook may take
 PYTHON_NEEDED = (3, 11)
 
 
