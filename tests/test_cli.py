@@ -254,9 +254,9 @@ def test_doctor_sees_fewer_threads_than_cores(monkeypatch):
 
 def test_doctor_sees_little_memory(monkeypatch):
     Memory = namedtuple("Memory", "available")
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(2.9e9))
-    assert status("memory").status == "look" and "2.9 GB free" in status("memory").text
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(3.1e9))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(3.4e9))
+    assert status("memory").status == "look" and "3.4 GB free" in status("memory").text
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(3.6e9))
     assert status("memory").status == "ok"
 
 

@@ -107,6 +107,7 @@ def step(model, cache, context):
     return watch.read()
 
 
+# %%
 def race(rungs, rounds=3, steps=6):
     """The median seconds of a step of each, `{name: (model, what to switch off)}`, in turns, so that a slow moment of
     the machine meets all."""
