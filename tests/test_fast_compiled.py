@@ -191,6 +191,17 @@ def test_neighbours_change_nothing_in_8_bits(graphs):
         assert results[id].ids == next(iter(alone.run().values())).ids
 
 
+@pytest.mark.parametrize("path", ["dequantize", "int8 activations"])
+def test_a_head_in_few_bits_scores_one_token_too(path, graphs):
+    """No model holds the head's twin but the compiled one."""
+    model = quantize_model(model_of("gqa"), "rtn", 8, symmetric=True, head_bits=8, path=path, progress=False)
+    fast, cache = kv.compiled(model), dense(model, max_len=20)
+    expected = model(TEXT[:, :10])[0, -1]
+    for token in range(10):
+        logits = fast(TEXT[:, token : token + 1], cache=cache)
+    assert largest_difference(logits[0, -1], expected) < 0.02 * float(expected.abs().max())
+
+
 def test_moving_the_source_moves_nothing_here(either):
     for weights in (None, "int8"):
         model = model_of("gqa")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from kvcourse.fast.weights import _LAYERS, Other
+from kvcourse.fast.weights import Other, layer_of
 from kvcourse.model import Transformer
 
 
@@ -33,7 +33,7 @@ def multiplied(model: Transformer) -> Iterator[Tensor]:
 def nested(value) -> Iterator[Tensor]:
     """The tensors in tuples and lists of tuples, and of the layers that stand there by their handles."""
     if isinstance(value, Other):
-        yield from tensors(_LAYERS[value.handle.item()])
+        yield from tensors(layer_of(value.handle))
     elif isinstance(value, tuple | list):
         for part in value:
             yield from nested(part)

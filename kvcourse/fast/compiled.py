@@ -37,7 +37,8 @@ class CompiledTransformer(Transformer):
         if self.lm_head is None:
             self.scores = Dense(self.embed_tokens.weight, None)
         else:
-            self.scores, _ = joined([self.lm_head])
+            self.scores, module = joined([self.lm_head])
+            self.held.extend([module] if module is not None else [])
         self.reason = cannot_compile(source.device.type)
         self.functions = [
             CompiledFunction(before, sizes),

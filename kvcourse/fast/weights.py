@@ -93,14 +93,19 @@ class Joined(nn.Module):
         return torch.cat([linear(x) for linear in self.linears], dim=-1)
 
 
+def layer_of(handle: Tensor) -> nn.Module:
+    """The layer registered under `handle`."""
+    return _LAYERS[handle.item()]
+
+
 def multiply(x: Tensor, handle: Tensor, rows: int) -> Tensor:
     """x `(..., columns)` through the layer registered under `handle` -> `(..., rows)`."""
-    return _LAYERS[handle.item()](x)
+    return layer_of(handle)(x)
 
 
 def multiply_whole(x: Tensor, handle: Tensor, rows: int) -> Tensor:
     """`Int8Product.whole` of the layer registered under `handle`: x `(n, columns)` -> `(n, rows)`."""
-    return _LAYERS[handle.item()].weight.whole(x)
+    return layer_of(handle).weight.whole(x)
 
 
 def no_numbers(x: Tensor, handle: Tensor, rows: int) -> Tensor:
