@@ -42,6 +42,19 @@ def small_model(config: kv.ModelConfig | None = None, seed: int = 0, dtype=torch
     return model.to(dtype)
 
 
+# Changes to `small_config` that bring out each feature of a model which rounding has to respect.
+KINDS = {
+    "mha": {"n_kv_heads": 8},
+    "gqa": {},
+    "mqa": {"n_kv_heads": 1},
+    "biases": {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
+    "qk_norm": {"qk_norm": True},
+    "window": {"window": (16, None)},
+    "tied": {"tie_embeddings": True},
+    "wide heads": {"d_head": 16},
+}
+
+
 def random_tokens(*shape: int, vocab_size: int = 97, seed: int = 1) -> torch.Tensor:
     return torch.randint(0, vocab_size, shape, generator=torch.Generator().manual_seed(seed))
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from reference import hugging_face, largest_difference, random_tokens, small_config, small_model
+from reference import KINDS, hugging_face, largest_difference, random_tokens, small_config, small_model
 
 import kvcourse as kv
 from kvcourse.quant import quantize_model, smooth
@@ -14,16 +14,6 @@ from kvcourse.quant.smoothing import STRENGTH, balance
 
 CALIBRATION = random_tokens(1, 500)[0]
 TOKENS = random_tokens(2, 90, seed=2)
-KINDS = {
-    "mha": {"n_kv_heads": 8},
-    "gqa": {},
-    "mqa": {"n_kv_heads": 1},
-    "biases": {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
-    "qk_norm": {"qk_norm": True},
-    "window": {"window": (16, None)},
-    "tied": {"tie_embeddings": True},
-    "wide heads": {"d_head": 16},
-}
 
 
 def model_of(kind="gqa", dtype=torch.float32):

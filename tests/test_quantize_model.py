@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference import hugging_face, largest_difference, random_tokens, small_config, small_model
+from reference import KINDS, hugging_face, largest_difference, random_tokens, small_config, small_model
 from torch import nn
 
 import kvcourse as kv
@@ -18,16 +18,6 @@ from kvcourse.training.stories.tales import stories
 
 TEXT = random_tokens(1, 1000)[0]
 TOKENS = random_tokens(2, 90, seed=2)
-KINDS = {
-    "mha": {"n_kv_heads": 8},
-    "gqa": {},
-    "mqa": {"n_kv_heads": 1},
-    "biases": {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
-    "qk_norm": {"qk_norm": True},
-    "window": {"window": (16, None)},
-    "tied": {"tie_embeddings": True},
-    "wide heads": {"d_head": 16},
-}
 
 
 def model_of(kind: str = "gqa", seed: int = 0, dtype=torch.float32, **changes) -> kv.Transformer:

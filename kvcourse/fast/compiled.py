@@ -11,6 +11,8 @@ from kvcourse.fast.layer import after, before, one_product, one_token, one_token
 from kvcourse.fast.weights import Dense, joined, layer_weights, twin
 from kvcourse.model import Transformer
 
+BEFORE, AFTER, ONE_TOKEN, ONE_HEAD, ONE_OF_MANY = range(5)  # places in `CompiledTransformer.functions`
+
 
 class CompiledTransformer(Transformer):
     """A `Transformer` over joined weights, whose layers run as compiled functions. `compiled` makes one.
@@ -37,8 +39,7 @@ class CompiledTransformer(Transformer):
         if self.lm_head is None:
             self.scores = Dense(self.embed_tokens.weight, None)
         else:
-            self.scores, module = joined([self.lm_head])
-            self.held.extend([module] if module is not None else [])
+            self.scores, self.held_head = joined([self.lm_head])
         self.reason = cannot_compile(source.device.type)
         self.functions = [
             CompiledFunction(before, sizes),
@@ -106,18 +107,20 @@ class CompiledTransformer(Transformer):
             return self.graphs.run(x, cos, sin, cache, step.stop)
         for index, weights in enumerate(self.weights):
             keys, values = varying(cache.keys[index, 0], 1), varying(cache.values[index, 0], 1)
-            x = self.functions[2](weights, x, cos, sin, keys, values, slots)
+            x = self.functions[ONE_TOKEN](weights, x, cos, sin, keys, values, slots)
         return x
 
     def run_fixed(self, x: Tensor, cos: Tensor, sin: Tensor, position: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """The same with nothing left to Python but the order of the calls: what `Graphs` records."""
         for weights, k, v in zip(self.weights, keys, values, strict=True):
-            x = self.functions[4](weights, x, cos, sin, k, v, position)
+            x = self.functions[ONE_OF_MANY](weights, x, cos, sin, k, v, position)
         return x
 
     def run_all(self, x: Tensor, rotary: tuple[Tensor, Tensor], step: Step) -> Tensor:
         """x `(B, T, d_model)` -> the same after all layers; between two functions the cache attends."""
-        before, after = self.functions[:2] if self.reason is None else (f.plain for f in self.functions[:2])
+        before, after = self.functions[BEFORE], self.functions[AFTER]
+        if self.reason is not None:
+            before, after = before.plain, after.plain
         shape = x.shape[:2]
         x = varying(x.flatten(0, 1), 0)
         cos, sin = (varying(table.transpose(1, 2).expand(*shape, -1, -1).flatten(0, 1), 0) for table in rotary)
@@ -131,4 +134,4 @@ class CompiledTransformer(Transformer):
         if not self.is_one(step, x):
             return super().score(x, step)
         wide = torch.promote_types(x.dtype, torch.float32)
-        return self.functions[3](self.norm(x)[0, 0].to(wide), self.scores, x.dtype).to(x.dtype)[None, None]
+        return self.functions[ONE_HEAD](self.norm(x)[0, 0].to(wide), self.scores, x.dtype).to(x.dtype)[None, None]
