@@ -524,17 +524,19 @@ def test_the_engine_over_weights_in_other_numbers(small, stand_in, tmp_path, mon
     either way, so other tokens are no failure."""
     asked = []
 
-    def load(name, compiled=None):
-        asked.append((name, compiled))
-        return kv.load_model(name)
+    def load(name, dtype=None, compiled=False):
+        asked.append((name, dtype, compiled))
+        return kv.load_model(name, dtype=dtype)
 
     monkeypatch.setattr(serving, "load_model", load)
     monkeypatch.setattr(StaticBatch, "write", lambda self, prompts, n: ([[0] * n for _ in prompts], 1.0))
     arguments = ["bench", "tiny-gqa", "--serving", "--quick", "--output", str(tmp_path)]
-    assert kvcourse([*arguments, "--weights", "int8", "--vllm", stand_in]) == 0
-    assert asked == [("tiny-gqa", "int8"), ("tiny-gqa", None)]
+    assert kvcourse([*arguments, "--weights", "int8", "--dtype", "bfloat16", "--vllm", stand_in]) == 0
+    assert asked == [("tiny-gqa", "bfloat16", "int8"), ("tiny-gqa", None, False)]
     stored = json.loads((tmp_path / "bench.json").read_text())
     assert (stored["weights"], stored["compiled"], stored["step"]) == ("int8", True, None)
+    assert stored["environment"]["dtype"] == "bfloat16"
+    assert kvcourse([*arguments, "--dtype", "bfloat16"]) == 0
     assert kvcourse([*arguments, "--weights", "float32"]) == 1
 
 
@@ -542,6 +544,7 @@ def test_the_engine_over_weights_in_other_numbers(small, stand_in, tmp_path, mon
     ("arguments", "message"),
     [
         (["--serving", "--only", "dense"], "--only chooses rows of the other table"),
+        (["--dtype", "bfloat16"], "--dtype belongs to --serving: leave it out"),
         (["--serving", "--peers"], "--peers belongs to the other table: leave out --serving"),
         (["--serving", "--rounds", "0"], "--rounds=0 must be a whole number of at least 1"),
         (["--serving", "--vllm", "no/such/python"], "--vllm no/such/python cannot be run"),
@@ -550,7 +553,7 @@ def test_the_engine_over_weights_in_other_numbers(small, stand_in, tmp_path, mon
     ],
 )
 def test_bad_arguments_are_refused_before_any_work(arguments, message, capsys, monkeypatch):
-    monkeypatch.setattr(serving, "load_model", lambda name: pytest.fail("work was begun"))
+    monkeypatch.setattr(serving, "load_model", lambda *arguments, **options: pytest.fail("work was begun"))
     monkeypatch.setattr("kvcourse.roof.measure_ceilings", lambda: pytest.fail("work was begun"))
     assert kvcourse(["bench", *arguments]) == 1
     assert message in capsys.readouterr().err
@@ -558,7 +561,7 @@ def test_bad_arguments_are_refused_before_any_work(arguments, message, capsys, m
 
 def test_a_model_that_is_too_short_is_refused_before_anything_is_measured(monkeypatch, capsys):
     short = kv.LM(small_model(small_config(max_seq_len=100)), None, "short")
-    monkeypatch.setattr(serving, "load_model", lambda name: short)
+    monkeypatch.setattr(serving, "load_model", lambda name, **options: short)
     monkeypatch.setattr(Batches, "run", lambda self, ways: pytest.fail("work was begun"))
     assert kvcourse(["bench", "tiny-gqa", "--serving"]) == 1
     assert "tiny-gqa has a context of 100 tokens, and 128 are needed: measure another model." in capsys.readouterr().err

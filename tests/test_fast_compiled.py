@@ -15,9 +15,9 @@ from torch._dynamo.backends.debugging import aot_eager
 
 import kvcourse as kv
 from kvcourse.caches.dense import UniformStep
-from kvcourse.caches.packed import PackedStep
 from kvcourse.fast import compiled as compiled_file
 from kvcourse.fast import function
+from kvcourse.fast.compiled import ONE_EACH, ONE_OF_MANY
 from kvcourse.fast.function import CompiledFunction, cannot_compile, varying
 from kvcourse.fast.graphs import Graphs
 from kvcourse.quant import export_compressed, quantize_model, save, smooth
@@ -54,7 +54,7 @@ def model_of(kind: str = "all", dtype=torch.float32, **changes) -> kv.Transforme
 def counts(model) -> list[int]:
     """Compilations of: before attention, after it, one token, the head."""
     counted = [part.compilations for part in model.functions]
-    assert sum(counted) == sum(counted[:4]) == model.compilations  # a fifth is for recordings alone
+    assert counted[ONE_OF_MANY] == 0 and sum(counted) == model.compilations  # that one is for recordings alone
     return counted[:4]
 
 
@@ -176,6 +176,8 @@ def test_the_engine_serves_everybody_as_alone(either_attention, either):
     ids = [engine.submit(prompt, 10) for prompt in ROWS]
     results = engine.run()
     assert [results[i].ids for i in ids] == [kv.generate(model, prompt, 10).ids for prompt in ROWS]
+    in_place = engine.model.functions[ONE_EACH].compilations > 0
+    assert in_place == (either_attention == "direct" and engine.model.reason is None)
 
 
 def test_neighbours_change_nothing_in_8_bits(graphs):
@@ -353,6 +355,7 @@ def test_the_engine_compiles_nothing_again(counted):
             engine.submit(prompt, 6)
         engine.run()
     assert counts(fast)[2] == 0 and max(counts(fast)) <= 2
+    assert fast.functions[ONE_EACH].compilations == 2  # one text, and several
 
 
 def test_the_order_of_sizes_does_not_matter(counted):
@@ -494,7 +497,7 @@ def test_a_recorded_step_is_captured_once_for_each_length(graphs):
     assert fast.graphs.recordings == 3
     assert [row.ids for row in kv.generate(fast, ROWS, 8)] == [kv.generate(model, row, 8).ids for row in ROWS]
     assert kv.generate(fast, ROWS[0], 8).ids == kv.generate(model, ROWS[0], 8).ids
-    assert fast.functions[4].compilations == 1 + 1  # once more for another length, then for all of them
+    assert fast.functions[ONE_OF_MANY].compilations == 1 + 1  # once more for another length, then for all of them
     assert fast.functions[2].compilations == 0
 
 
@@ -547,19 +550,19 @@ def test_an_error_in_the_middle_leaves_the_cache_as_it_was(error, tokens, graphs
     assert largest_difference(logits, model(TEXT)[:, 10:]) < 1e-4
 
 
-def test_an_engine_goes_on_after_an_interrupt(graphs, monkeypatch):
+def test_an_engine_goes_on_after_an_interrupt(graphs):
     model = model_of("gqa", F64)
     engine, calls = kv.Engine(kv.compiled(model), 40, 4), []
     ids = [engine.submit(prompt, 10) for prompt in ROWS]
-    attend = PackedStep.attend
+    each = engine.model.functions[ONE_EACH]
 
-    def struck(*arguments):
+    def struck(*tensors):
         calls.append(1)
         if len(calls) == 6:
             raise KeyboardInterrupt
-        return attend(*arguments)
+        return each(*tensors)
 
-    monkeypatch.setattr(PackedStep, "attend", struck)
+    engine.model.functions[ONE_EACH] = struck
     with pytest.raises(KeyboardInterrupt):
         engine.run()
     results = engine.run()

@@ -24,6 +24,7 @@ from kvcourse.serving.engine import Engine
 from kvcourse.weights.hf_export import export_hf
 
 BLOCK_SIZE = 16
+BUDGET = 2048  # tokens of a pass at most, which is vLLM's own default: 16 prompts of 64 tokens are one pass for both
 Written = tuple[list[list[int]], float]  # the new tokens of each prompt, and the seconds until the last of them
 
 
@@ -69,7 +70,7 @@ class StaticBatch(Ours):
 def make_engine(model: Transformer, prompts: list[list[int]], new_tokens: int) -> Engine:
     """A new engine, in which nothing is cached, with pages for all of the texts at once."""
     blocks = sum(-(-(len(prompt) + new_tokens - 1) // BLOCK_SIZE) for prompt in prompts)
-    return Engine(model, blocks, BLOCK_SIZE, max_running=len(prompts))
+    return Engine(model, blocks, BLOCK_SIZE, max_batch_tokens=BUDGET, max_running=len(prompts))
 
 
 def prompts_of(lm: LM, n: int, length: int, seed: int = 0) -> list[list[int]]:

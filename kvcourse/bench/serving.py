@@ -30,15 +30,18 @@ class Amounts:
 QUICK = Amounts(prompt_tokens=16, new_tokens=8, steps=2, requests=12, longest=32, scheduled=300)
 
 
-def measure_serving(name: str, rounds: int, quick: bool, vllm: str | None = None, weights: str | None = None) -> dict:
+def measure_serving(
+    name: str, rounds: int, quick: bool, vllm: str | None = None, weights: str | None = None, dtype: str | None = None
+) -> dict:
     """Everything, one after the other, in a form that JSON can hold. `vllm`: a Python that has it, or None. `weights`:
-    the numbers that a compiled model keeps its weights in, "int8" say; None: a plain model.
+    the numbers that a compiled model keeps its weights in, "int8" say; None: a plain model. `dtype`: that of the engine
+    and its cache, None for this machine's.
 
     Raises `ValueError` before anything is measured when the model is too short, or has no peer for vLLM.
     """
     amounts = QUICK if quick else Amounts()
     tell(f"Loading {name} ...")
-    lm = load_model(name, **({} if weights is None else {"compiled": weights}))
+    lm = load_model(name, dtype=dtype, compiled=weights or False)
     model, room = lm.model, amounts.prompt_tokens + amounts.new_tokens
     if room > lm.config.max_seq_len:
         raise ValueError(
@@ -49,7 +52,6 @@ def measure_serving(name: str, rounds: int, quick: bool, vllm: str | None = None
     if model.device.type == "cpu" and weights is None:  # compiled functions hide their parts
         tell("Measuring where the time of a step goes ...")
         step = measure_step(model, batches.prompts, amounts.steps)
-    EngineBatch(model).write([[0]], 3)  # in a step of one token something may be compiled that no batch has needed
     before = compiled_so_far(model)
     tell(f"Replaying {amounts.requests} mixed requests, twice ...")
     trace = measure_trace(model, trace_lengths(lm.config, amounts.requests, amounts.longest))
@@ -87,6 +89,8 @@ def measure_batches(lm: LM, name: str, amounts: Amounts, rounds: int, vllm: str 
             plain = load_model(name).model  # a compiled one has no weights to be written
             others = stack.enter_context(vllm_rows(vllm, plain, amounts.prompt_tokens + amounts.new_tokens))
         tell("Measuring batches ...")
+        for size in (*amounts.sizes, 1):  # what is compiled for many texts, and for the last one left
+            EngineBatch(lm.model).write(prompts[:size], 3)
         batches.run([EngineBatch(lm.model), StaticBatch(lm.model), *others])
     batches.compare(lm.model)
     return batches

@@ -40,8 +40,9 @@ class PackedCache(Cache):
     tokens of a piece go into blocks that no other text holds. A step that fails leaves zeros in their place.
 
     `attention` is how single new tokens attend: "gather" copies the keys and values of each text side by side first,
-    "direct" reads a few blocks at a time (see `block_attention`); None takes the one that measured faster. Longer
-    pieces always gather: there one copy serves many queries.
+    "direct" reads a few blocks at a time (see `block_attention`), and in a compiled model each block by itself (see
+    `fast.pages`); None takes the one that measured faster. Longer pieces always gather: there one copy serves many
+    queries.
 
     Raises `ValueError` before anything is stored when positions are not those of the pieces, or a piece lacks a block.
     """
@@ -120,7 +121,7 @@ class PackedStep(Step):
     """Where new tokens are stored and what each text reads, worked out once for all layers."""
 
     def __init__(self, pages: Pages, pieces: Sequence[Piece], attention: str):
-        self.pages, self.windows = pages, pages.config.windows
+        self.pages, self.windows, self.attention = pages, pages.config.windows, attention
         self.runs = []  # texts with equally many new tokens that stand next to each other attend together
         for _, run in groupby(pieces, key=lambda piece: piece.stop - piece.start):
             self.runs.append(Run(pages, list(run), attention))
@@ -154,15 +155,17 @@ class Run:
 
     def __init__(self, pages: Pages, pieces: list[Piece], attention: str):
         starts, width = torch.tensor([piece.start for piece in pieces]), pieces[0].stop - pieces[0].start
-        positions = starts[:, None] + torch.arange(width)
         rows = [torch.tensor([block or 0 for block in piece.blocks]) for piece in pieces]  # None is never read
-        tables = pad_sequence(rows, batch_first=True)
-        self.widths = [width] * len(pieces)
-        self.slots = pages.slots(tables.gather(1, positions // pages.block_size), positions % pages.block_size)
-        kind = Direct if attention == "direct" and width == 1 else Gather
-        self.kinds = {window: kind(pages, tables, positions, window) for window in set(pages.config.windows)}
+        self.pages, self.widths = pages, [width] * len(pieces)
+        self.positions, self.tables = starts[:, None] + torch.arange(width), pad_sequence(rows, batch_first=True)
+        blocks = self.tables.gather(1, self.positions // pages.block_size)
+        self.slots = pages.slots(blocks, self.positions % pages.block_size)
+        self.kind = Direct if attention == "direct" and width == 1 else Gather
+        self.kinds = {}  # {window: how layers with that window attend}
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
         """q `(H, B x T, D)` -> the same shape."""
+        if window not in self.kinds:
+            self.kinds[window] = self.kind(self.pages, self.tables, self.positions, window)
         q = q.unflatten(1, (len(self.widths), -1)).transpose(0, 1)
         return self.kinds[window].attend(q, keys, values).transpose(0, 1).flatten(1, 2)

@@ -13,6 +13,7 @@ from kvcourse.weights.shipped import SHIPPED
 
 HELP = "measure the course's ways of generating here, or its serving engine, beside other programs"
 WEIGHTS = ("float32", "bfloat16", "int8", "int4")
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_arguments(parser) -> None:
@@ -27,6 +28,8 @@ def add_arguments(parser) -> None:
     parser.add_argument("--serving", action="store_true", help=text)
     text = "with --serving: compile the engine's model, its weights in these numbers (default: a plain model)"
     parser.add_argument("--weights", choices=WEIGHTS, help=text)
+    text = "with --serving: what the engine computes in, its cache too (default: float32 on a CPU)"
+    parser.add_argument("--dtype", choices=DTYPES, help=text)
     parser.add_argument("--rounds", type=int, metavar="N", help="how often to measure each row (default: 3)")
     parser.add_argument("--quick", action="store_true", help="one round and few tokens: rough numbers, sooner")
     text = "save bench.json and bench.png in this folder (with --serving bench.json alone)"
@@ -46,6 +49,8 @@ def main(arguments) -> int:
         raise ValueError("--only chooses rows of the other table: leave out --serving, or --only.")
     if arguments.weights is not None and not arguments.serving:
         raise ValueError("--weights belongs to --serving; the other table has a row for each: choose them with --only.")
+    if arguments.dtype is not None and not arguments.serving:
+        raise ValueError("--dtype belongs to --serving: leave it out; the other table computes in the machine's own.")
     return serving(arguments) if arguments.serving else single_texts(arguments)
 
 
@@ -105,10 +110,13 @@ def serving(arguments) -> int:
     obey_sigterm()
     find_model(arguments.model)
     model = stand_in(arguments.model)
-    report = measure_serving(model, rounds, arguments.quick, arguments.vllm, arguments.weights)
+    report = measure_serving(model, rounds, arguments.quick, arguments.vllm, arguments.weights, arguments.dtype)
     keep(text(report), lambda: save(report, folder, files) if folder else [])
     wrong = any(difference["title"] == "static" for difference in report["differences"])
-    exact = arguments.weights in (None, "float32")  # else near ties may fall either way
+    exact = arguments.weights in (None, "float32") and arguments.dtype in (
+        None,
+        "float32",
+    )  # else near ties may fall either way
     return int((wrong and exact) or any(row["error"] for row in report["rows"]))
 
 

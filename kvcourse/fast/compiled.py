@@ -5,13 +5,24 @@ from torch import Tensor, nn
 
 from kvcourse.caches import Step
 from kvcourse.caches.dense import UniformStep
+from kvcourse.caches.packed import PackedStep
+from kvcourse.caches.paged import PagedStep
 from kvcourse.fast.function import CompiledFunction, cannot_compile, varying
 from kvcourse.fast.graphs import Graphs
-from kvcourse.fast.layer import after, before, one_product, one_token, one_token_of_many, sizes_of
+from kvcourse.fast.layer import (
+    after,
+    before,
+    one_product,
+    one_token,
+    one_token_each,
+    one_token_of_many,
+    sizes_of,
+)
+from kvcourse.fast.pages import reads_of
 from kvcourse.fast.weights import Dense, joined, layer_weights, twin
 from kvcourse.model import Transformer
 
-BEFORE, AFTER, ONE_TOKEN, ONE_HEAD, ONE_OF_MANY = range(5)  # places in `CompiledTransformer.functions`
+BEFORE, AFTER, ONE_TOKEN, ONE_HEAD, ONE_OF_MANY, ONE_EACH = range(6)  # places in `CompiledTransformer.functions`
 
 
 class CompiledTransformer(Transformer):
@@ -19,10 +30,11 @@ class CompiledTransformer(Transformer):
 
     It takes tokens, positions and caches as any other, so `generate`, `Engine` and `perplexity` work with it. Functions
     are compiled when first used, seconds each (`warm_up` sees to those of `generate`): one for one token after a
-    `DenseCache`, whatever its length (a cache that this token fills is compiled once more); two, for the parts of a
-    layer before and after attention, for any number of tokens and any cache (a single token is compiled once more); and
-    one for the head. `reason` says in one sentence why nothing is compiled on this machine, or is None; the joined
-    weights then remain, with the plain operations.
+    `DenseCache`, whatever its length (a cache that this token fills is compiled once more); one for a token of each of
+    many texts in pages that are read in place (a text alone is compiled once more); two, for the parts of a layer
+    before and after attention, for any number of tokens and any cache (a single token is compiled once more); and one
+    for the head. `reason` says in one sentence why nothing is compiled on this machine, or is None; the joined weights
+    then remain, with the plain operations.
     """
 
     def __init__(self, source: Transformer):
@@ -47,6 +59,7 @@ class CompiledTransformer(Transformer):
             CompiledFunction(one_token, sizes),
             CompiledFunction(one_product),
             CompiledFunction(one_token_of_many, sizes),
+            CompiledFunction(one_token_each, sizes),
         ]
         on_gpu = self.device.type == "cuda" and self.reason is None
         self.graphs = Graphs(self.run_fixed) if on_gpu else None
@@ -90,6 +103,8 @@ class CompiledTransformer(Transformer):
     def run_layers(self, x: Tensor, rotary: tuple[Tensor, Tensor], step: Step) -> Tensor:
         if self.is_one(step, x):
             return self.run_one(x[0, 0], rotary, step)[None, None]
+        if (packed := self.one_each(step, x)) is not None:
+            return self.run_each(x, rotary, packed)
         return self.run_all(x, rotary, step)
 
     def is_one(self, step: Step, x: Tensor) -> bool:
@@ -115,6 +130,25 @@ class CompiledTransformer(Transformer):
         for weights, k, v in zip(self.weights, keys, values, strict=True):
             x = self.functions[ONE_OF_MANY](weights, x, cos, sin, k, v, position)
         return x
+
+    def one_each(self, step: Step, x: Tensor) -> PackedStep | None:
+        """The packed step that this one is or has, if it is one new token of each of some texts, read in place."""
+        packed = step.packed if isinstance(step, PagedStep) else step
+        if self.reason is not None or not isinstance(packed, PackedStep) or packed.attention != "direct":
+            return None
+        alone = len(packed.runs) == 1 and packed.runs[0].widths == [1] * x[..., 0].numel()
+        return packed if alone else None
+
+    def run_each(self, x: Tensor, rotary: tuple[Tensor, Tensor], step: PackedStep) -> Tensor:
+        """x, one new token of each of N texts, `(1, N, d_model)` or `(N, 1, d_model)` -> the same after all layers."""
+        shape, pages = x.shape, step.pages
+        x = varying(x.flatten(0, 1), 0)
+        cos, sin = (varying(table.transpose(1, 2).flatten(0, 1), 0) for table in rotary)
+        reads = {window: reads_of(step.runs[0], window) for window in set(step.windows)}
+        slots = varying(step.slots.view(len(x), -1), 0)
+        for weights, keys, values, window in zip(self.weights, pages.keys, pages.values, step.windows, strict=True):
+            x = self.functions[ONE_EACH](weights, x, cos, sin, keys, values, slots, reads[window])
+        return x.view(shape)
 
     def run_all(self, x: Tensor, rotary: tuple[Tensor, Tensor], step: Step) -> Tensor:
         """x `(B, T, d_model)` -> the same after all layers; between two functions the cache attends."""

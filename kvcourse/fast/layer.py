@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvcourse.config import ModelConfig
+from kvcourse.fast.pages import Reads, paged_attention
 from kvcourse.fast.weights import Bytes, Dense, LayerWeights, Matrix, Nibbles
 from kvcourse.layers import rms_norm, rotate
 from kvcourse.quant.int4_layouts import LAYOUTS
@@ -101,6 +102,28 @@ def one_token_of_many(
     values.index_copy_(1, position, v[:, None].to(values.dtype))
     hidden = torch.arange(keys.shape[1], device=x.device) > position
     return one_after(sizes, w, x, one_attention(q, keys, values, hidden))
+
+
+def one_token_each(
+    sizes: Sizes,
+    w: LayerWeights,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    reads: Reads,
+) -> Tensor:
+    """x `(N, d_model)`, a token of each of N texts -> the next layer's x; their keys and values are stored in `slots`.
+
+    cos, sin `(N, 1, D)`; keys, values `(num_blocks, H_kv, block_size, D)`, the layer's pages; slots `(N, H_kv)`, see
+    `Pages.slots`.
+    """
+    q, k, v = before(sizes, w, x, cos, sin)
+    for pool, new in ((keys, k), (values, v)):
+        pool.view(-1, sizes.d_head).index_copy_(0, slots.flatten(), new.flatten(0, 1))
+    return after(sizes, w, x, paged_attention(q, keys, values, reads).to(x.dtype))
 
 
 def one_before(sizes: Sizes, w: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
