@@ -1,12 +1,17 @@
+import os
 import random
+import subprocess
+import sys
 
+import filelock
 import numpy as np
 import pytest
 import torch
 
 import kvcourse.check
 from kvcourse import results
-from kvcourse.check import framework
+from kvcourse.check import catalog, framework
+from kvcourse.check.catalog import CATALOG, Effort
 from kvcourse.check.diagnosis import NotAttempted, diagnose, snapshot
 from kvcourse.check.framework import compare, error_of, exercise, normal
 
@@ -356,7 +361,7 @@ def test_exercises_are_found_by_name(softmax_rows):
 
 def test_every_exercise_of_the_course_is_reachable_by_its_name():
     for name in dir(kvcourse.check):
-        if name != "progress":  # no module of the folder may hide an exercise of the same name
+        if name not in ("progress", "reset"):  # no module of the folder may hide an exercise of the same name
             assert getattr(kvcourse.check, name) is framework.EXERCISES[name]
 
 
@@ -369,10 +374,108 @@ def test_two_exercises_of_one_name_are_refused(softmax_rows):
         exercise(again)
 
 
-def test_progress_lists_the_exercises_of_a_notebook(softmax_rows, capsys):
+@pytest.fixture
+def short_catalog(monkeypatch):
+    part = {"softmax_rows": Effort(2, 7), "mask": Effort(1, 4)}
+    monkeypatch.setattr(catalog, "CATALOG", {"97_attention": part, "98_cache": {"append": Effort(3, 10)}})
+
+
+def test_progress_tells_what_is_done_and_how_long_the_rest_takes(softmax_rows, short_catalog, capsys):
     softmax_rows(learner(RIGHT["library"]))
+    results.record_exercise("append", "wrong")
     capsys.readouterr()
-    kvcourse.check.progress("test_check")
-    assert capsys.readouterr().out == "test_check: 1 of 1 right\n  softmax_rows                 right\n"
-    kvcourse.check.progress("99")
-    assert "No exercise" in capsys.readouterr().out
+    kvcourse.check.progress()
+    assert capsys.readouterr().out.splitlines() == [
+        "97_attention: 1 of 2 right, about 4 minutes left",
+        "  ●●○  7 min  softmax_rows         right",
+        "  ●○○  4 min  mask                 not attempted",
+        "98_cache: 0 of 1 right, about 10 minutes left",
+        "  ●●● 10 min  append               wrong",
+        "In all: 1 of 3 right, about 14 minutes left",
+    ]
+    results.record_exercise("append", "right")
+    kvcourse.check.progress("98")
+    assert capsys.readouterr().out == "98_cache: 1 of 1 right\n  ●●● 10 min  append               right\n"
+
+
+@pytest.mark.parametrize("ask", [kvcourse.check.progress, kvcourse.check.reset])
+def test_a_notebook_that_is_none_is_refused(ask):
+    results.record_exercise("append", "right")
+    with pytest.raises(
+        ValueError, match="notebook='99' must be a number such as \"02\", or one of: 00_start_here, 01_n"
+    ):
+        ask("99")
+    assert results.progress() == {"append": "right"}
+
+
+def test_reset_forgets_the_exercises_of_a_notebook_or_all_and_nothing_else(short_catalog, capsys):
+    results.predict("98.a", 3)
+    for name in ("softmax_rows", "append"):
+        results.record_exercise(name, "right")
+    capsys.readouterr()
+    kvcourse.check.reset("97")
+    said = "Forgotten: how 1 of 2 exercises stood. Guesses and measurements stay.\n"
+    assert capsys.readouterr().out == said
+    assert results.progress() == {"append": "right"} and results.get("98.a").guess == 3
+    kvcourse.check.reset()
+    assert results.progress() == {} and results.get("98.a").guess == 3
+
+
+def test_progress_survives_a_restart_and_needs_no_notebooks():
+    kvcourse.check.append(learner("def answer(keys, new, length): return keys"))
+    code = (
+        "import sys, kvcourse as kv; kv.check.progress('02'); print('kvcourse.notebooks' in sys.modules); "
+        "kv.check.reset('02')"
+    )
+    env = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    first, *lines, notebooks, forgotten = done.stdout.splitlines()
+    assert first.startswith(f"02_kv_cache: 0 of {len(CATALOG['02_kv_cache'])} right, about ")
+    assert [line.split()[3:] for line in lines[:2]] == [["append", "wrong"], ["bytes_copied", "not", "attempted"]]
+    assert notebooks == "False" and forgotten.startswith("Forgotten: how 1 of 5 exercises stood.")
+    assert results.progress() == {}
+
+
+def test_a_damaged_file_is_kept_and_progress_begins_anew(short_catalog, capsys, tmp_path):
+    results.record_exercise("append", "right")
+    file = tmp_path / "results" / "results.json"
+    file.write_text("{", encoding="utf-8")
+    kvcourse.check.progress("98")
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert "results.json is damaged. It is kept as results.damaged-1.json, and a new one is begun." in first
+    assert second == "98_cache: 0 of 1 right, about 10 minutes left"
+
+
+def test_where_nothing_can_be_kept_verdicts_and_progress_are_told_all_the_same(
+    softmax_rows, short_catalog, monkeypatch, capsys, tmp_path
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KVCOURSE_RESULTS", str(tmp_path / "file" / "results"))
+    kvcourse.check.progress("98")
+    assert capsys.readouterr().out.startswith("98_cache: 0 of 1 right")
+    softmax_rows(learner(RIGHT["library"]))
+    verdict, notice = capsys.readouterr().out.splitlines()
+    assert verdict == "softmax_rows is right."
+    assert notice.startswith("Results cannot be kept in ") and "set KVCOURSE_RESULTS to a folder" in notice
+    kvcourse.check.progress("97")  # until the kernel ends
+    assert capsys.readouterr().out.startswith("97_attention: 1 of 2 right")
+    kvcourse.check.reset("97")
+    kvcourse.check.progress("97")
+    assert "97_attention: 0 of 2 right" in capsys.readouterr().out
+
+
+def test_a_file_that_may_only_be_read_is_read_and_left_as_it_is(short_catalog, monkeypatch, capsys, tmp_path):
+    results.record_exercise("append", "right")
+
+    def forbidden(self, *args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", forbidden)
+    kvcourse.check.progress("98")
+    assert capsys.readouterr().out.startswith("98_cache: 1 of 1 right\n")
+    kvcourse.check.reset("98")
+    assert "Results cannot be kept in" in capsys.readouterr().out
+    kvcourse.check.progress("98")
+    assert capsys.readouterr().out.startswith("98_cache: 0 of 1 right")
+    assert '"append": "right"' in (tmp_path / "results" / "results.json").read_text(encoding="utf-8")

@@ -1,23 +1,20 @@
 """The exercises of notebook 02: worked answers and other right ways pass, the usual mistakes are named."""
 
-import pytest
 import torch
-from exercises import assert_mistake_is_named, assert_worked_answer_is_right_and_stub_not_attempted, learner
-
-import kvcourse as kv
-from kvcourse.notebooks.exercises import solution
+from exercises import FORMS, shared_tests, solution
 
 NOTEBOOK = "02_kv_cache"
-EXERCISES = ["append", "bytes_copied", "cached_generate", "next_positions", "chunk_mask"]
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_the_worked_answer_is_right_and_the_stub_not_attempted(name):
-    assert_worked_answer_is_right_and_stub_not_attempted(NOTEBOOK, name)
-
 
 RIGHT = {
     "append": [
+        """
+        def append(keys, new, length):
+            stop = length + new.shape[2]
+            if stop > keys.shape[2]:
+                raise ValueError("full")
+            keys[:, :, length:stop] = new
+            return keys[:, :, :stop]
+        """,
         """
         def append(keys, new, length):
             count = new.shape[2]
@@ -47,32 +44,17 @@ RIGHT = {
             return np.sum(steps * token_bytes), float(n) * token_bytes
         """,
     ],
-    "next_positions": [
-        """
-        def next_positions(lengths, new):
-            out = torch.full((len(lengths), max(new)), -1)
-            for i, (held, count) in enumerate(zip(lengths, new)):
-                for j in range(count):
-                    out[i, j] = held + j
-            return out
-        """,
-        """
-        def next_positions(lengths, new):
-            offsets = np.arange(max(new))[None]
-            return np.where(offsets < np.array(new)[:, None], np.array(lengths)[:, None] + offsets, -1)
-        """,
-    ],
-    "chunk_mask": [
-        """
-        def chunk_mask(context, new):
-            return torch.ones(new, context + new).tril(diagonal=context).bool()
-        """,
-        """
-        def chunk_mask(context, new):
-            return np.array([[key <= context + query for key in range(context + new)] for query in range(new)])
-        """,
-    ],
     "cached_generate": [
+        """
+        def cached_generate(model, prompt, n):
+            cache = kv.DenseCache(model.config, dtype=model.dtype, device=model.device)
+            feed, ids = list(prompt), []
+            for _ in range(n):
+                logits = model(torch.tensor([feed]), cache=cache)
+                ids.append(int(logits[0, -1].argmax()))
+                feed = ids[-1:]
+            return ids
+        """,
         """
         def cached_generate(model, prompt, n):
             cache = kv.DenseCache(model.config, dtype=model.dtype, device=model.device)
@@ -97,161 +79,134 @@ RIGHT = {
             return ids
         """,
     ],
+    "next_positions": [
+        """
+        def next_positions(lengths, new):
+            offsets = torch.arange(max(new))
+            positions = torch.tensor(lengths)[:, None] + offsets
+            return positions.masked_fill(offsets >= torch.tensor(new)[:, None], -1)
+        """,
+        """
+        def next_positions(lengths, new):
+            out = torch.full((len(lengths), max(new)), -1)
+            for i, (held, count) in enumerate(zip(lengths, new)):
+                for j in range(count):
+                    out[i, j] = held + j
+            return out
+        """,
+        """
+        def next_positions(lengths, new):
+            offsets = np.arange(max(new))[None]
+            return np.where(offsets < np.array(new)[:, None], np.array(lengths)[:, None] + offsets, -1)
+        """,
+    ],
+    "chunk_mask": [
+        """
+        def chunk_mask(context, new):
+            return torch.ones(new, context + new).tril(diagonal=context).bool()
+        """,
+        """
+        def chunk_mask(context, new):
+            return torch.ones(new, context + new).tril(diagonal=context).bool()
+        """,
+        """
+        def chunk_mask(context, new):
+            return np.array([[key <= context + query for key in range(context + new)] for query in range(new)])
+        """,
+    ],
 }
 
-
-@pytest.mark.parametrize("name, code", [(name, code) for name, codes in RIGHT.items() for code in codes])
-def test_other_ways_are_right(name, code):
-    verdict = getattr(kv.check, name)(learner(code))
-    assert (verdict.status, verdict.message) == ("right", "")
-
-
-LOOP = """
-def cached_generate(model, prompt, n):
-    cache = kv.DenseCache(model.config, dtype=model.dtype, device=model.device)
-    feed, ids = list(prompt), []
-    for _ in range(n):
-        logits = model(torch.tensor([feed]), cache=cache)
-        ids.append(int(logits[0, -1].argmax()))
-        feed = ids[-1:]
-    return ids
-"""
-APPEND = """
-def append(keys, new, length):
-    stop = length + new.shape[2]
-    if stop > keys.shape[2]:
-        raise ValueError("full")
-    keys[:, :, length:stop] = new
-    return keys[:, :, :stop]
-"""
-POSITIONS = """
-def next_positions(lengths, new):
-    offsets = torch.arange(max(new))
-    positions = torch.tensor(lengths)[:, None] + offsets
-    return positions.masked_fill(offsets >= torch.tensor(new)[:, None], -1)
-"""
-MASK = """
-def chunk_mask(context, new):
-    return torch.ones(new, context + new).tril(diagonal=context).bool()
-"""
 COPIED = "def bytes_copied(n, token_bytes):\n    return {}"
 
-WRONG = [
-    # (exercise, what is replaced in a right answer, by what, what the message must name)
-    ("append", APPEND, ("return keys[:, :, :stop]", "return keys"), "every slot"),
-    ("append", APPEND, ("length:stop", "length - 1:stop - 1"), "over the last token"),
-    ("append", APPEND, ("length:stop", "length + 1:stop + 1"), "leaves a slot free|it raises"),
-    ("append", APPEND, ("keys[:, :, length:stop] = new", "keys[:, :, :new.shape[2]] = new"), "from slot 0"),
-    ("append", APPEND, ("return keys[:, :, :stop]", "return new"), "new tokens alone"),
-    ("append", APPEND, ("return keys[:, :, :stop]", "return keys[:, :, :length]"), "held before"),
-    ("append", APPEND, ("return keys[:, :, :stop]", "return keys[:, :, :stop].clone()"), "is a copy"),
-    (
-        "append",
-        APPEND,
-        ("keys[:, :, length:stop] = new", "return torch.cat((keys[:, :, :length], new), dim=2)"),
-        "`keys` was left as it was",
-    ),
-    ("append", APPEND, ("stop > keys.shape[2]", "False"), "lost without a word"),
-    ("append", APPEND, ("stop > keys.shape[2]", "length >= keys.shape[2]"), "ends in RuntimeError"),
-    ("append", APPEND, ("stop > keys", "stop >= keys"), "the tokens fit exactly, but it raises ValueError: full"),
-    ("append", APPEND, ("raise ValueError", "raise IndexError"), "ends in IndexError: full"),
-    ("append", APPEND, ("length:stop] = new", "length:] = new[:, :, -1:]"), "slots behind|first difference"),
-    ("bytes_copied", COPIED.format("n * (n - 1) // 2 * token_bytes, n * token_bytes"), None, "the new one too"),
-    ("bytes_copied", COPIED.format("n * n * token_bytes, n * token_bytes"), None, "each step as the longest"),
-    ("bytes_copied", COPIED.format("n * token_bytes, n * (n + 1) // 2 * token_bytes"), None, "swapped"),
-    ("bytes_copied", COPIED.format("n * token_bytes, n * token_bytes"), None, "last step alone"),
-    ("bytes_copied", COPIED.format("n * (n + 1) // 2, n"), None, "tokens, not bytes"),
-    ("bytes_copied", COPIED.format("n * (n + 1) // 2 * token_bytes, token_bytes"), None, "one step"),
-    ("bytes_copied", COPIED.format("n * (n + 1) // 2 * token_bytes"), None, "expected 2 values"),
-    (
-        "next_positions",
-        POSITIONS,
-        ("torch.tensor(lengths)[:, None]", "max(lengths) * torch.ones(len(lengths), 1).long()"),
-        "each row has a length of its own",
-    ),
-    ("next_positions", POSITIONS, ("torch.tensor(lengths)", "0 * torch.tensor(lengths)"), "starts at 0 again"),
-    ("next_positions", POSITIONS, ("torch.tensor(lengths)", "(torch.tensor(lengths) - 1)"), "one too low"),
-    ("next_positions", POSITIONS, ("torch.tensor(lengths)", "(torch.tensor(lengths) + 1)"), "one too high"),
-    ("next_positions", POSITIONS, ("offsets >= torch.tensor(new)[:, None]", "offsets < 0"), "goes on counting"),
-    ("next_positions", POSITIONS, ("None], -1)", "None], 0)"), "a real position"),
-    (
-        "next_positions",
-        POSITIONS,
-        ("offsets >= torch.tensor(new)[:, None], -1)", "offsets >= torch.tensor(new)[:, None], -1).T"),
-        "expected the shape",
-    ),
-    ("chunk_mask", MASK, ("diagonal=context", "diagonal=0"), "top left"),
-    ("chunk_mask", MASK, ("diagonal=context", "diagonal=new"), "must be `context`, not `new`"),
-    ("chunk_mask", MASK, ("diagonal=context", "diagonal=context - 1"), "does not see itself"),
-    ("chunk_mask", MASK, ("diagonal=context", "diagonal=context + 1"), "comes after it"),
-    ("chunk_mask", MASK, (".bool()", " == 0"), "swapped"),
-    ("chunk_mask", MASK, (".tril(diagonal=context)", ""), "those after it included"),
-    (
-        "chunk_mask",
-        MASK,
-        ("torch.ones(new, context + new).tril(diagonal=context)", "torch.ones(new, new).tril()"),
-        "keys in the cache are missing",
-    ),
-    ("chunk_mask", MASK, (".bool()", ""), "True or False"),
-    ("cached_generate", LOOP, ("feed = ids[-1:]", "feed = list(prompt) + ids"), "reads it twice"),
-    ("cached_generate", LOOP, ("feed = ids[-1:]", "feed = list(ids)"), "made so far are all fed again"),
-    ("cached_generate", LOOP, ("feed = ids[-1:]", "feed = prompt[-1:]"), "prompt's last token"),
-    ("cached_generate", LOOP, ("range(n)", "range(n - 1)"), "one token is missing"),
-    ("cached_generate", LOOP, ("range(n)", "range(n + 1)"), "one token too many"),
-    ("cached_generate", LOOP, ("return ids", "return list(prompt) + ids"), "the prompt is in the answer"),
-    ("cached_generate", LOOP, ("logits[0, -1]", "logits[0, 0]"), "scores of the first row"),
-    (
-        "cached_generate",
-        LOOP,
-        ("return ids", "model(torch.tensor([ids[-1:]]), cache=cache)\n    return ids"),
-        "one forward pass too many",
-    ),
-    (
-        "cached_generate",
-        "def cached_generate(model, prompt, n):\n    return kv.generate_naive(model, prompt, n).ids",
-        None,
-        "without the cache",
-    ),
-    (
-        "cached_generate",
-        LOOP,
+MISTAKES = {
+    "append": [
+        (("return keys[:, :, :stop]", "return keys"), "every slot"),
+        (("length:stop", "length - 1:stop - 1"), "over the last token"),
+        (("length:stop", "length + 1:stop + 1"), "leaves a slot free|it raises"),
+        (("keys[:, :, length:stop] = new", "keys[:, :, :new.shape[2]] = new"), "from slot 0"),
+        (("return keys[:, :, :stop]", "return new"), "new tokens alone"),
+        (("return keys[:, :, :stop]", "return keys[:, :, :length]"), "held before"),
+        (("return keys[:, :, :stop]", "return keys[:, :, :stop].clone()"), "is a copy"),
         (
-            "logits = model(torch.tensor([feed]), cache=cache)",
-            "cache.reset(); logits = model(torch.tensor([list(prompt) + ids]), cache=cache)",
+            ("keys[:, :, length:stop] = new", "return torch.cat((keys[:, :, :length], new), dim=2)"),
+            "`keys` was left as it was",
         ),
-        "feed the prompt once",
-    ),
-    (
-        "cached_generate",
-        LOOP,
+        (("stop > keys.shape[2]", "False"), "lost without a word"),
+        (("stop > keys.shape[2]", "length >= keys.shape[2]"), "ends in RuntimeError"),
+        (("stop > keys", "stop >= keys"), "the tokens fit exactly, but it raises ValueError: full"),
+        (("raise ValueError", "raise IndexError"), "ends in IndexError: full"),
+        (("length:stop] = new", "length:] = new[:, :, -1:]"), "slots behind|first difference"),
+    ],
+    "bytes_copied": [
+        (COPIED.format("n * (n - 1) // 2 * token_bytes, n * token_bytes"), "the new one too"),
+        (COPIED.format("n * n * token_bytes, n * token_bytes"), "each step as the longest"),
+        (COPIED.format("n * token_bytes, n * (n + 1) // 2 * token_bytes"), "swapped"),
+        (COPIED.format("n * token_bytes, n * token_bytes"), "last step alone"),
+        (COPIED.format("n * (n + 1) // 2, n"), "tokens, not bytes"),
+        (COPIED.format("n * (n + 1) // 2 * token_bytes, token_bytes"), "one step"),
+        (COPIED.format("n * (n + 1) // 2 * token_bytes"), "expected 2 values"),
+    ],
+    "cached_generate": [
+        (("feed = ids[-1:]", "feed = list(prompt) + ids"), "reads it twice"),
+        (("feed = ids[-1:]", "feed = list(ids)"), "made so far are all fed again"),
+        (("feed = ids[-1:]", "feed = prompt[-1:]"), "prompt's last token"),
+        (("range(n)", "range(n - 1)"), "one token is missing"),
+        (("range(n)", "range(n + 1)"), "one token too many"),
+        (("return ids", "return list(prompt) + ids"), "the prompt is in the answer"),
+        (("logits[0, -1]", "logits[0, 0]"), "scores of the first row"),
+        (("return ids", "model(torch.tensor([ids[-1:]]), cache=cache)\n    return ids"), "one forward pass too many"),
         (
-            "logits = model(torch.tensor([feed]), cache=cache)",
-            "cache.reset(); logits = model(torch.tensor([feed]), cache=cache)",
+            "def cached_generate(model, prompt, n):\n    return kv.generate_naive(model, prompt, n).ids",
+            "without the cache",
         ),
-        "context is lost",
-    ),
-    (
-        "cached_generate",
-        LOOP,
-        ("cache=cache)", "cache=cache, positions=torch.arange(len(feed))[None])"),
-        "it raises ValueError",
-    ),
-]
+        (
+            (
+                "logits = model(torch.tensor([feed]), cache=cache)",
+                "cache.reset(); logits = model(torch.tensor([list(prompt) + ids]), cache=cache)",
+            ),
+            "feed the prompt once",
+        ),
+        (
+            (
+                "logits = model(torch.tensor([feed]), cache=cache)",
+                "cache.reset(); logits = model(torch.tensor([feed]), cache=cache)",
+            ),
+            "context is lost",
+        ),
+        (("cache=cache)", "cache=cache, positions=torch.arange(len(feed))[None])"), "it raises ValueError"),
+    ],
+    "next_positions": [
+        (
+            ("torch.tensor(lengths)[:, None]", "max(lengths) * torch.ones(len(lengths), 1).long()"),
+            "each row has a length of its own",
+        ),
+        (("torch.tensor(lengths)", "0 * torch.tensor(lengths)"), "starts at 0 again"),
+        (("torch.tensor(lengths)", "(torch.tensor(lengths) - 1)"), "one too low"),
+        (("torch.tensor(lengths)", "(torch.tensor(lengths) + 1)"), "one too high"),
+        (("offsets >= torch.tensor(new)[:, None]", "offsets < 0"), "goes on counting"),
+        (("None], -1)", "None], 0)"), "a real position"),
+        (
+            ("offsets >= torch.tensor(new)[:, None], -1)", "offsets >= torch.tensor(new)[:, None], -1).T"),
+            "expected the shape",
+        ),
+    ],
+    "chunk_mask": [
+        (("diagonal=context", "diagonal=0"), "top left"),
+        (("diagonal=context", "diagonal=new"), "must be `context`, not `new`"),
+        (("diagonal=context", "diagonal=context - 1"), "does not see itself"),
+        (("diagonal=context", "diagonal=context + 1"), "comes after it"),
+        ((".bool()", " == 0"), "swapped"),
+        ((".tril(diagonal=context)", ""), "those after it included"),
+        (
+            ("torch.ones(new, context + new).tril(diagonal=context)", "torch.ones(new, new).tril()"),
+            "keys in the cache are missing",
+        ),
+        ((".bool()", ""), "True or False"),
+    ],
+}
 
-
-@pytest.mark.parametrize("name, code, change, phrase", WRONG)
-def test_the_usual_mistakes_are_named(name, code, change, phrase):
-    assert_mistake_is_named(name, code, change, phrase)
-
-
-def test_the_changed_answers_are_right_before_the_change():
-    for name, code in {
-        "append": APPEND,
-        "next_positions": POSITIONS,
-        "chunk_mask": MASK,
-        "cached_generate": LOOP,
-    }.items():
-        assert getattr(kv.check, name)(learner(code)).status == "right"
+ONE_FORM = {"append": FORMS}  # the memory of `keys` itself is asked for
+TestExercises = shared_tests(NOTEBOOK, RIGHT, MISTAKES, ONE_FORM)
 
 
 def test_append_by_hand():

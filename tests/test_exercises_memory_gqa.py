@@ -1,23 +1,19 @@
 """The exercises of notebook 04: worked answers and other right ways pass, the usual mistakes are named."""
 
-import pytest
 import torch
-from exercises import assert_mistake_is_named, assert_worked_answer_is_right_and_stub_not_attempted, learner
+from exercises import shared_tests, solution
 
 import kvcourse as kv
-from kvcourse.notebooks.exercises import solution
 
 NOTEBOOK = "04_memory_and_gqa"
-EXERCISES = ["cache_size", "tokens_that_fit", "repeat_heads", "attend_grouped", "pool_heads"]
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_the_worked_answer_is_right_and_the_stub_not_attempted(name):
-    assert_worked_answer_is_right_and_stub_not_attempted(NOTEBOOK, name)
-
 
 RIGHT = {
     "cache_size": [
+        """
+        def cache_size(config, seq_len, batch_size, bits):
+            numbers = 2 * config.n_layers * config.n_kv_heads * config.d_head * seq_len * batch_size
+            return numbers * bits / 8
+        """,
         """
         def cache_size(config, seq_len, batch_size, bits):
             return kv.cache_bytes(config, seq_len, batch_size, bits)
@@ -29,6 +25,12 @@ RIGHT = {
         """,
     ],
     "tokens_that_fit": [
+        """
+        def tokens_that_fit(config, memory, batch_size, weight_bits, cache_bits):
+            room = memory - kv.weight_bytes(config, weight_bits)
+            each = kv.cache_bytes(config, 1, batch_size, cache_bits)
+            return max(0, int(room // each))
+        """,
         """
         def tokens_that_fit(config, memory, batch_size, weight_bits, cache_bits):
             options = {"bits": cache_bits, "weight_bits": weight_bits, "usable": 1.0}
@@ -44,6 +46,10 @@ RIGHT = {
         """,
     ],
     "repeat_heads": [
+        """
+        def repeat_heads(k, n_heads):
+            return torch.repeat_interleave(k, n_heads // k.shape[1], dim=1)
+        """,
         "def repeat_heads(k, n_heads):\n    return k.repeat_interleave(n_heads // k.shape[1], 1)",
         """
         def repeat_heads(k, n_heads):
@@ -56,6 +62,12 @@ RIGHT = {
         """,
     ],
     "attend_grouped": [
+        """
+        def attend_grouped(q, k, v):
+            grouped = q.unflatten(1, (k.shape[1], -1))
+            scores = torch.einsum("bhgtd,bhsd->bhgts", grouped, k) / q.shape[-1] ** 0.5
+            return torch.einsum("bhgts,bhsd->bhgtd", scores.softmax(-1), v).flatten(1, 2)
+        """,
         """
         def attend_grouped(q, k, v):
             rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])  # all queries of a group below each other
@@ -78,6 +90,11 @@ RIGHT = {
     "pool_heads": [
         """
         def pool_heads(weight, n_kv_heads, d_head):
+            heads = weight.unflatten(0, (n_kv_heads, -1, d_head))
+            return heads.mean(dim=1).flatten(0, 1)
+        """,
+        """
+        def pool_heads(weight, n_kv_heads, d_head):
             return weight.view(n_kv_heads, -1, d_head, weight.shape[1]).mean(1).reshape(-1, weight.shape[1])
         """,
         """
@@ -89,34 +106,6 @@ RIGHT = {
     ],
 }
 
-
-@pytest.mark.parametrize("name, code", [(name, code) for name, codes in RIGHT.items() for code in codes])
-def test_other_right_ways_pass(name, code):
-    verdict = getattr(kv.check, name)(learner(code))
-    assert (verdict.status, verdict.message) == ("right", "")
-
-
-SIZE = """
-def cache_size(config, seq_len, batch_size, bits):
-    numbers = 2 * config.n_layers * config.n_kv_heads * config.d_head * seq_len * batch_size
-    return numbers * bits / 8
-"""
-FIT = """
-def tokens_that_fit(config, memory, batch_size, weight_bits, cache_bits):
-    room = memory - kv.weight_bytes(config, weight_bits)
-    each = kv.cache_bytes(config, 1, batch_size, cache_bits)
-    return max(0, int(room // each))
-"""
-REPEAT = """
-def repeat_heads(k, n_heads):
-    return torch.repeat_interleave(k, n_heads // k.shape[1], dim=1)
-"""
-GROUPED = """
-def attend_grouped(q, k, v):
-    grouped = q.unflatten(1, (k.shape[1], -1))
-    scores = torch.einsum("bhgtd,bhsd->bhgts", grouped, k) / q.shape[-1] ** 0.5
-    return torch.einsum("bhgts,bhsd->bhgtd", scores.softmax(-1), v).flatten(1, 2)
-"""
 TILED = """
 def attend_grouped(q, k, v):
     grouped = q.unflatten(1, (-1, k.shape[1]))
@@ -134,92 +123,73 @@ def attend_grouped(q, k, v):
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
 """
-POOL = """
-def pool_heads(weight, n_kv_heads, d_head):
-    heads = weight.unflatten(0, (n_kv_heads, -1, d_head))
-    return heads.mean(dim=1).flatten(0, 1)
-"""
 APART = """
 def pool_heads(weight, n_kv_heads, d_head):
     heads = weight.unflatten(0, (-1, n_kv_heads, d_head))
     return heads.mean(dim=0).flatten(0, 1)
 """
 
-WRONG = [
-    # (exercise, a right answer, what is replaced in it by what, what the message must name)
-    ("cache_size", SIZE, ("n_kv_heads", "n_heads"), "only the n_kv_heads"),
-    ("cache_size", SIZE, ("config.n_kv_heads * config.d_head", "config.d_model"), "d_model is not the width"),
-    ("cache_size", SIZE, ("config.d_head", "(config.d_model // config.n_heads)"), "d_head stands in the config"),
-    ("cache_size", SIZE, ("2 * config", "config"), "only one of them is counted"),
-    ("cache_size", SIZE, (" / 8", ""), "these are bits"),
-    ("cache_size", SIZE, ("numbers * bits / 8", "numbers * 2"), "those of 16 bits"),
-    ("cache_size", SIZE, (" * config.n_layers", ""), "every layer"),
-    ("cache_size", SIZE, (" * batch_size", ""), "each text of the batch"),
-    ("cache_size", SIZE, (" * config.n_kv_heads", ""), "the KV heads are missing"),
-    ("tokens_that_fit", FIT, (" - kv.weight_bytes(config, weight_bits)", ""), "subtract them"),
-    ("tokens_that_fit", FIT, ("= memory -", "= 0.9 * memory -"), "taken off already"),
-    ("tokens_that_fit", FIT, ("batch_size, cache_bits)\n", "batch_size)\n"), "the cache has bits of its own"),
-    ("tokens_that_fit", FIT, ("config, weight_bits)", "config)"), "the weights have bits of their own"),
-    ("tokens_that_fit", FIT, ("- kv.weight", "- batch_size * kv.weight"), "not once for each text"),
-    ("tokens_that_fit", FIT, ("1, batch_size, cache_bits", "1, 1, cache_bits"), "divide by the batch"),
-    ("tokens_that_fit", FIT, ("int(room // each)", "int(room // each) * batch_size"), "those of each text"),
-    ("tokens_that_fit", FIT, ("config, weight_bits)", "config, cache_bits)"), "counted with the bits of the cache"),
-    ("tokens_that_fit", FIT, ("batch_size, cache_bits)\n", "batch_size, weight_bits)\n"), "bits of the weights"),
-    ("tokens_that_fit", FIT, ("max(0, int(room // each))", "int(room // each)"), "0 tokens, not for fewer"),
-    ("tokens_that_fit", FIT, ("int(room // each)", "-int(-room // each)"), "round down"),
-    ("tokens_that_fit", FIT, ("int(room // each)", "room / each"), "round down to a whole number"),
-    ("repeat_heads", REPEAT, ("n_heads // k.shape[1], dim=1", "n_heads, dim=1"), "n_heads // n_kv_heads times"),
-    ("repeat_heads", REPEAT, ("dim=1", "dim=2"), "the tokens are repeated"),
-    ("repeat_heads", REPEAT, ("dim=1", "dim=-1"), "the numbers inside a head"),
-    (
-        "repeat_heads",
-        REPEAT,
-        ("torch.repeat_interleave(k, n_heads // k.shape[1], dim=1)", "k.repeat(1, n_heads // k.shape[1], 1, 1)"),
-        "round and round",
-    ),
-    ("attend_grouped", TILED, None, "h // group, not h % n_kv_heads"),
-    ("attend_grouped", GROUPED, (".flatten(1, 2)", ".transpose(1, 2).flatten(1, 2)"), "in another order"),
-    ("attend_grouped", GROUPED, (" / q.shape[-1] ** 0.5", ""), "square root of d_head"),
-    ("attend_grouped", GROUPED, ("q.shape[-1] ** 0.5", "q.shape[-1]"), "by its square root"),
-    ("attend_grouped", GROUPED, ("softmax(-1)", "softmax(-2)"), "must run over the keys"),
-    ("attend_grouped", BROADCAST, None, "4 times as large as the keys"),
-    ("attend_grouped", COPIED, None, "do not repeat keys or values"),
-    ("pool_heads", APART, None, "stand next to each other"),
-    ("pool_heads", POOL, ("heads.mean(dim=1)", "heads.sum(dim=1)"), "added up"),
-    ("pool_heads", POOL, ("heads.mean(dim=1)", "heads[:, 0]"), "the first head of each group"),
-    ("pool_heads", POOL, ("(n_kv_heads, -1, d_head)", "(n_kv_heads, d_head, -1)"), "expected the shape|whole heads"),
-    ("pool_heads", POOL, ("heads.mean(dim=1)", "heads.mean(dim=2)"), "expected the shape"),
-    (
-        "pool_heads",
-        POOL,
+MISTAKES = {
+    "cache_size": [
+        (("n_kv_heads", "n_heads"), "only the n_kv_heads"),
+        (("config.n_kv_heads * config.d_head", "config.d_model"), "d_model is not the width"),
+        (("config.d_head", "(config.d_model // config.n_heads)"), "d_head stands in the config"),
+        (("2 * config", "config"), "only one of them is counted"),
+        ((" / 8", ""), "these are bits"),
+        (("numbers * bits / 8", "numbers * 2"), "those of 16 bits"),
+        ((" * config.n_layers", ""), "every layer"),
+        ((" * batch_size", ""), "each text of the batch"),
+        ((" * config.n_kv_heads", ""), "the KV heads are missing"),
+    ],
+    "tokens_that_fit": [
+        ((" - kv.weight_bytes(config, weight_bits)", ""), "subtract them"),
+        (("= memory -", "= 0.9 * memory -"), "taken off already"),
+        (("batch_size, cache_bits)\n", "batch_size)\n"), "the cache has bits of its own"),
+        (("config, weight_bits)", "config)"), "the weights have bits of their own"),
+        (("- kv.weight", "- batch_size * kv.weight"), "not once for each text"),
+        (("1, batch_size, cache_bits", "1, 1, cache_bits"), "divide by the batch"),
+        (("int(room // each)", "int(room // each) * batch_size"), "those of each text"),
+        (("config, weight_bits)", "config, cache_bits)"), "counted with the bits of the cache"),
+        (("batch_size, cache_bits)\n", "batch_size, weight_bits)\n"), "bits of the weights"),
+        (("max(0, int(room // each))", "int(room // each)"), "0 tokens, not for fewer"),
+        (("int(room // each)", "-int(-room // each)"), "round down"),
+        (("int(room // each)", "room / each"), "round down to a whole number"),
+    ],
+    "repeat_heads": [
+        (("n_heads // k.shape[1], dim=1", "n_heads, dim=1"), "n_heads // n_kv_heads times"),
+        (("dim=1", "dim=2"), "the tokens are repeated"),
+        (("dim=1", "dim=-1"), "the numbers inside a head"),
         (
-            "    return heads.mean(dim=1).flatten(0, 1)",
-            "    return weight.unflatten(0, (n_kv_heads * d_head, -1)).mean(1)",
+            ("torch.repeat_interleave(k, n_heads // k.shape[1], dim=1)", "k.repeat(1, n_heads // k.shape[1], 1, 1)"),
+            "round and round",
         ),
-        "average whole heads",
-    ),
-]
+    ],
+    "attend_grouped": [
+        (TILED, "h // group, not h % n_kv_heads"),
+        ((".flatten(1, 2)", ".transpose(1, 2).flatten(1, 2)"), "in another order"),
+        ((" / q.shape[-1] ** 0.5", ""), "square root of d_head"),
+        (("q.shape[-1] ** 0.5", "q.shape[-1]"), "by its square root"),
+        (("softmax(-1)", "softmax(-2)"), "must run over the keys"),
+        (BROADCAST, "4 times as large as the keys"),
+        (COPIED, "do not repeat keys or values"),
+    ],
+    "pool_heads": [
+        (APART, "stand next to each other"),
+        (("heads.mean(dim=1)", "heads.sum(dim=1)"), "added up"),
+        (("heads.mean(dim=1)", "heads[:, 0]"), "the first head of each group"),
+        (("(n_kv_heads, -1, d_head)", "(n_kv_heads, d_head, -1)"), "in another order"),
+        (("heads.mean(dim=1)", "heads.mean(dim=2)"), "numbers within a head"),
+        (
+            (
+                "    return heads.mean(dim=1).flatten(0, 1)",
+                "    return weight.unflatten(0, (n_kv_heads * d_head, -1)).mean(1)",
+            ),
+            "average whole heads",
+        ),
+    ],
+}
 
-
-@pytest.mark.parametrize("name, code, change, phrase", WRONG)
-def test_the_usual_mistakes_are_named(name, code, change, phrase):
-    assert_mistake_is_named(name, code, change, phrase)
-
-
-def test_the_changed_answers_are_right_before_the_change():
-    answers = {
-        "cache_size": SIZE,
-        "tokens_that_fit": FIT,
-        "repeat_heads": REPEAT,
-        "attend_grouped": GROUPED,
-        "pool_heads": POOL,
-    }
-    for name, code in answers.items():
-        assert getattr(kv.check, name)(learner(code)).status == "right"
-
-
-def test_every_exercise_has_at_least_three_wrong_answers():
-    assert all(sum(name == wrong for wrong, *_ in WRONG) >= 3 for name in EXERCISES)
+TestExercises = shared_tests(NOTEBOOK, RIGHT, MISTAKES)
 
 
 def test_cache_size_by_hand():

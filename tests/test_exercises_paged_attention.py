@@ -3,24 +3,21 @@
 import random
 
 import pytest
-from exercises import assert_mistake_is_named, assert_worked_answer_is_right_and_stub_not_attempted, learner
+from exercises import shared_tests, solution
 
-import kvcourse as kv
-from kvcourse.notebooks.exercises import solution
 from kvcourse.serving.blocks import BlockPool, BlockTable
 from kvcourse.serving.scheduler import Request, Scheduler
 
 NOTEBOOK = "06_paged_attention"
-EXERCISES = ["blocks_for", "slot_mapping", "give_back", "copy_on_write", "share_budget"]
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_the_worked_answer_is_right_and_the_stub_not_attempted(name):
-    assert_worked_answer_is_right_and_stub_not_attempted(NOTEBOOK, name)
-
 
 RIGHT = {
     "blocks_for": [
+        """
+        def blocks_for(length, block_size):
+            blocks = -(-length // block_size)
+            empty = blocks * block_size - length
+            return blocks, empty
+        """,
         """
         def blocks_for(length, block_size):
             blocks = int(np.ceil(length / block_size))
@@ -32,6 +29,10 @@ RIGHT = {
         """,
     ],
     "slot_mapping": [
+        """
+        def slot_mapping(table, block_size, start, stop):
+            return [table[p // block_size] * block_size + p % block_size for p in range(start, stop)]
+        """,
         """
         def slot_mapping(table, block_size, start, stop):
             slots = []
@@ -46,6 +47,14 @@ RIGHT = {
         """,
     ],
     "give_back": [
+        """
+        def give_back(table, refs, free):
+            for block in table:
+                refs[block] -= 1
+                if refs[block] == 0:
+                    free.append(block)
+            return refs, free
+        """,
         """
         def give_back(table, refs, free):
             refs = [count - (block in table) for block, count in enumerate(refs)]
@@ -63,6 +72,11 @@ RIGHT = {
     "copy_on_write": [
         """
         def copy_on_write(table, refs, start, stop, block_size):
+            written = table[start // block_size : (stop - 1) // block_size + 1]
+            return [block for block in written if refs[block] > 1]
+        """,
+        """
+        def copy_on_write(table, refs, start, stop, block_size):
             copies = []
             for position in range(start, stop):
                 place = position // block_size
@@ -77,6 +91,16 @@ RIGHT = {
         """,
     ],
     "share_budget": [
+        """
+        def share_budget(left, budget):
+            taken = [0] * len(left)
+            for decodes in (True, False):
+                for i, wanted in enumerate(left):
+                    if (wanted == 1) == decodes:
+                        taken[i] = min(wanted, budget)
+                        budget -= taken[i]
+            return taken
+        """,
         """
         def share_budget(left, budget):
             taken = [0] * len(left)
@@ -103,185 +127,120 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("name, code", [(name, code) for name, codes in RIGHT.items() for code in codes])
-def test_other_right_ways_pass(name, code):
-    verdict = getattr(kv.check, name)(learner(code))
-    assert (verdict.status, verdict.message) == ("right", "")
-
-
-ANSWERS = {
-    "blocks_for": """
-def blocks_for(length, block_size):
-    blocks = -(-length // block_size)
-    empty = blocks * block_size - length
-    return blocks, empty
-""",
-    "slot_mapping": """
-def slot_mapping(table, block_size, start, stop):
-    return [table[p // block_size] * block_size + p % block_size for p in range(start, stop)]
-""",
-    "give_back": """
-def give_back(table, refs, free):
-    for block in table:
-        refs[block] -= 1
-        if refs[block] == 0:
-            free.append(block)
-    return refs, free
-""",
-    "copy_on_write": """
-def copy_on_write(table, refs, start, stop, block_size):
-    written = table[start // block_size : (stop - 1) // block_size + 1]
-    return [block for block in written if refs[block] > 1]
-""",
-    "share_budget": """
-def share_budget(left, budget):
-    taken = [0] * len(left)
-    for decodes in (True, False):
-        for i, wanted in enumerate(left):
-            if (wanted == 1) == decodes:
-                taken[i] = min(wanted, budget)
-                budget -= taken[i]
-    return taken
-""",
+MISTAKES = {
+    "blocks_for": [
+        (("-(-length // block_size)", "length // block_size"), "rounded down, so slots are missing"),
+        (("-(-length // block_size)", "length // block_size + 1"), "takes no further one"),
+        (("-(-length // block_size)", "max(1, -(-length // block_size))"), "without tokens takes no block"),
+        (("-(-length // block_size)", "round(length / block_size)"), "rounded to the nearest"),
+        (("empty = blocks * block_size - length", "empty = length % block_size"), "those that do were"),
+        (
+            ("empty = blocks * block_size - length", "empty = block_size - length % block_size"),
+            "a last block that is full",
+        ),
+        (("return blocks, empty", "return blocks"), "expected 2 values"),
+    ],
+    "slot_mapping": [
+        (("table[p // block_size] * block_size + p % block_size", "p"), "the table is not used"),
+        (("table[p // block_size] * block_size + p % block_size", "table[p // block_size]"), "has one"),
+        (("table[p // block_size] * block_size + p % block_size", "p % block_size"), "within the blocks"),
+        ((" + p % block_size", ""), "the first slot of its block"),
+        (("table[p // block_size] * block_size", "table[p // block_size]"), "not at its own number"),
+        (("range(start, stop)", "range(stop)"), "from token 0 on"),
+        (("range(start, stop)", "range(stop - start)"), "counts from 0 again"),
+        (("range(start, stop)", "range(start, min(stop + 1, len(table) * block_size))"), "`stop` itself"),
+        (("table[p // block_size]", "table[p]"), "raises IndexError"),
+        (
+            (
+                "range(start, stop)",
+                "range(start // block_size * block_size, -(-stop // block_size) * block_size)",
+            ),
+            "all slots of the blocks",
+        ),
+    ],
+    "give_back": [
+        (("if refs[block] == 0", "if True"), "that another text still holds"),
+        (("refs[block] -= 1", "refs[block] = 0"), "do not set it to 0"),
+        (("refs[block] -= 1\n        if refs[block] == 0", "if refs[block] == 1"), "are not lowered"),
+        (("free.append(block)", "pass"), "no block has become free"),
+        (("if refs[block] == 0", "if refs[block] <= 1"), "freed too soon"),
+        (("for block in table:", "free = []\n    for block in table:"), "free before are missing"),
+        (("for block in table:", "for block in table[-1:]:"), "only the last block"),
+        (("return refs, free", "return free"), "expected 2 values"),
+        (
+            (
+                "        if refs[block] == 0:\n            free.append(block)",
+                "    free += [b for b, n in enumerate(refs) if not n]",
+            ),
+            "joins the list again",
+        ),
+    ],
+    "copy_on_write": [
+        (("start // block_size : (stop - 1) // block_size + 1", ":"), "every shared block"),
+        ((" if refs[block] > 1", ""), "one text alone holds"),
+        (("(stop - 1) // block_size + 1", ""), "also those behind `stop`"),
+        (("table[start // block_size :", "table[:"), "before `start` are only read"),
+        (("(stop - 1) // block_size + 1", "start // block_size + 1"), "only the first block"),
+        (("(stop - 1) // block_size + 1", "stop // block_size + 1"), "one block too many"),
+        (("[block for", "[table.index(block) for"), "places in the table"),
+        (("refs[block] > 1", "refs[block] > 2"), "when two hold it"),
+        (("(stop - 1) // block_size + 1", "stop // block_size"), "the last token falls is missing"),
+        (
+            (
+                "for block in written if refs[block] > 1",
+                "for i, block in enumerate(table) if block in written and refs[i] > 1",
+            ),
+            "by the number of the block",
+        ),
+        (
+            (
+                "table[start // block_size : (stop - 1) // block_size + 1]",
+                "[table[p // block_size] for p in range(start, stop)]",
+            ),
+            "a block is copied once",
+        ),
+        (
+            (
+                "table[start // block_size : (stop - 1) // block_size + 1]",
+                "[table[i] for i in range(start // block_size, (stop - 1) // block_size + 1)]",
+            ),
+            "may lack the blocks",
+        ),
+    ],
+    "share_budget": [
+        (("(True, False)", "(None,)"), "expected"),
+        (("if (wanted == 1) == decodes", "if decodes"), "those that decode come first"),
+        (("min(wanted, budget)", "wanted if wanted <= budget else 0"), "a prompt need not go in whole"),
+        (("budget -= taken[i]", "pass"), "more than the budget is used"),
+        (("min(wanted, budget)", "wanted"), "the budget is not looked at"),
+        (("in enumerate(left):", "in sorted(enumerate(left), key=lambda p: p[1]):"), "not the shortest first"),
+        (("in enumerate(left):", "in reversed(list(enumerate(left))):"), "the earliest first"),
+        (("budget -= taken[i]", "budget -= taken[i] * (wanted > 1)"), "count as well"),
+        (("min(wanted, budget)", "1 if decodes else min(wanted, max(0, budget))"), "when the budget is used up"),
+        (
+            ("(wanted == 1) == decodes", "(wanted == 1) == decodes and (decodes or not any(n > 1 for n in left[:i]))"),
+            "only one prompt is read",
+        ),
+        (
+            (
+                "taken = [0] * len(left)",
+                "ones = sum(n == 1 for n in left)\n"
+                "    share = (budget - ones) // max(1, len(left) - ones)\n"
+                "    return [n if n == 1 else min(n, share) for n in left]\n"
+                "    taken = [0] * len(left)",
+            ),
+            "all prompts get the same share",
+        ),
+    ],
 }
 
-WRONG = [
-    # (exercise, what is replaced in a right answer, by what, what the message must name)
-    ("blocks_for", ("-(-length // block_size)", "length // block_size"), "a part of a block is taken whole|expected"),
-    ("blocks_for", ("-(-length // block_size)", "length // block_size + 1"), "takes no further one"),
-    ("blocks_for", ("-(-length // block_size)", "max(1, -(-length // block_size))"), "without tokens takes no block"),
-    ("blocks_for", ("-(-length // block_size)", "round(length / block_size)"), "expected"),
-    ("blocks_for", ("empty = blocks * block_size - length", "empty = length % block_size"), "those that do were"),
-    (
-        "blocks_for",
-        ("empty = blocks * block_size - length", "empty = block_size - length % block_size"),
-        "a last block that is full",
-    ),
-    ("blocks_for", ("return blocks, empty", "return blocks"), "expected 2 values"),
-    ("slot_mapping", ("table[p // block_size] * block_size + p % block_size", "p"), "the table is not used"),
-    ("slot_mapping", ("table[p // block_size] * block_size + p % block_size", "table[p // block_size]"), "has one"),
-    ("slot_mapping", ("table[p // block_size] * block_size + p % block_size", "p % block_size"), "within the blocks"),
-    ("slot_mapping", (" + p % block_size", ""), "the first slot of its block"),
-    ("slot_mapping", ("table[p // block_size] * block_size", "table[p // block_size]"), "not at its own number"),
-    ("slot_mapping", ("range(start, stop)", "range(stop)"), "from token 0 on"),
-    ("slot_mapping", ("range(start, stop)", "range(stop - start)"), "counts from 0 again"),
-    ("slot_mapping", ("range(start, stop)", "range(start, min(stop + 1, len(table) * block_size))"), "`stop` itself"),
-    ("slot_mapping", ("table[p // block_size]", "table[p]"), "raises IndexError"),
-    (
-        "slot_mapping",
-        (
-            "range(start, stop)",
-            "range(start // block_size * block_size, -(-stop // block_size) * block_size)",
-        ),
-        "all slots of the blocks",
-    ),
-    ("give_back", ("if refs[block] == 0", "if True"), "that another text still holds"),
-    ("give_back", ("refs[block] -= 1", "refs[block] = 0"), "do not set it to 0"),
-    ("give_back", ("refs[block] -= 1\n        if refs[block] == 0", "if refs[block] == 1"), "are not lowered"),
-    ("give_back", ("free.append(block)", "pass"), "no block has become free"),
-    ("give_back", ("if refs[block] == 0", "if refs[block] <= 1"), "freed too soon"),
-    ("give_back", ("for block in table:", "free = []\n    for block in table:"), "free before are missing"),
-    ("give_back", ("for block in table:", "for block in table[-1:]:"), "only the last block"),
-    ("give_back", ("return refs, free", "return free"), "expected 2 values"),
-    (
-        "give_back",
-        (
-            "        if refs[block] == 0:\n            free.append(block)",
-            "    free += [b for b, n in enumerate(refs) if not n]",
-        ),
-        "joins the list again",
-    ),
-    ("copy_on_write", ("start // block_size : (stop - 1) // block_size + 1", ":"), "every shared block"),
-    ("copy_on_write", (" if refs[block] > 1", ""), "one text alone holds"),
-    ("copy_on_write", ("(stop - 1) // block_size + 1", ""), "also those behind `stop`"),
-    ("copy_on_write", ("table[start // block_size :", "table[:"), "before `start` are only read"),
-    ("copy_on_write", ("(stop - 1) // block_size + 1", "start // block_size + 1"), "only the first block"),
-    ("copy_on_write", ("(stop - 1) // block_size + 1", "stop // block_size + 1"), "one block too many"),
-    ("copy_on_write", ("[block for", "[table.index(block) for"), "places in the table"),
-    ("copy_on_write", ("refs[block] > 1", "refs[block] > 2"), "when two hold it"),
-    ("copy_on_write", ("(stop - 1) // block_size + 1", "stop // block_size"), "the last token falls is missing"),
-    (
-        "copy_on_write",
-        (
-            "for block in written if refs[block] > 1",
-            "for i, block in enumerate(table) if block in written and refs[i] > 1",
-        ),
-        "by the number of the block",
-    ),
-    (
-        "copy_on_write",
-        (
-            "table[start // block_size : (stop - 1) // block_size + 1]",
-            "[table[p // block_size] for p in range(start, stop)]",
-        ),
-        "a block is copied once",
-    ),
-    (
-        "copy_on_write",
-        (
-            "table[start // block_size : (stop - 1) // block_size + 1]",
-            "[table[i] for i in range(start // block_size, (stop - 1) // block_size + 1)]",
-        ),
-        "may lack the blocks",
-    ),
-    ("share_budget", ("(True, False)", "(None,)"), "expected"),
-    ("share_budget", ("if (wanted == 1) == decodes", "if decodes"), "those that decode come first"),
-    (
-        "share_budget",
-        ("min(wanted, budget)", "wanted if wanted <= budget else 0"),
-        "a prompt need not go in whole",
-    ),
-    ("share_budget", ("budget -= taken[i]", "pass"), "more than the budget is used"),
-    ("share_budget", ("min(wanted, budget)", "wanted"), "the budget is not looked at"),
-    (
-        "share_budget",
-        ("in enumerate(left):", "in sorted(enumerate(left), key=lambda p: p[1]):"),
-        "not the shortest first",
-    ),
-    ("share_budget", ("in enumerate(left):", "in reversed(list(enumerate(left))):"), "the earliest first"),
-    ("share_budget", ("budget -= taken[i]", "budget -= taken[i] * (wanted > 1)"), "count as well"),
-    (
-        "share_budget",
-        ("min(wanted, budget)", "1 if decodes else min(wanted, max(0, budget))"),
-        "when the budget is used up",
-    ),
-    (
-        "share_budget",
-        ("(wanted == 1) == decodes", "(wanted == 1) == decodes and (decodes or not any(n > 1 for n in left[:i]))"),
-        "only one prompt is read",
-    ),
-    (
-        "share_budget",
-        (
-            "taken = [0] * len(left)",
-            "ones = sum(n == 1 for n in left)\n"
-            "    share = (budget - ones) // max(1, len(left) - ones)\n"
-            "    return [n if n == 1 else min(n, share) for n in left]\n"
-            "    taken = [0] * len(left)",
-        ),
-        "all prompts get the same share",
-    ),
-]
-
-
-@pytest.mark.parametrize("name, change, phrase", WRONG)
-def test_the_usual_mistakes_are_named(name, change, phrase):
-    assert_mistake_is_named(name, ANSWERS[name], change, phrase)
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_the_changed_answers_are_right_before_the_change(name):
-    assert getattr(kv.check, name)(learner(ANSWERS[name])).status == "right"
-
-
-def test_every_exercise_has_at_least_three_wrong_answers():
-    assert all(sum(wrong == name for wrong, _, _ in WRONG) >= 3 for name in EXERCISES)
+TestExercises = shared_tests(NOTEBOOK, RIGHT, MISTAKES)
 
 
 @pytest.fixture(scope="module")
 def worked():
     """The worked answers, each read from the notebook once."""
-    return {name: solution(NOTEBOOK, name) for name in EXERCISES}
+    return {name: solution(NOTEBOOK, name) for name in RIGHT}
 
 
 def test_worked_answers_by_hand(worked):

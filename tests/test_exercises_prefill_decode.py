@@ -1,20 +1,10 @@
 """The exercises of notebook 03: worked answers and other right ways pass, the usual mistakes are named."""
 
 import pytest
-from exercises import assert_mistake_is_named, assert_worked_answer_is_right_and_stub_not_attempted, learner
+from exercises import shared_tests, solution
 from reference import SMOLLM2
 
-import kvcourse as kv
-from kvcourse.notebooks.exercises import solution
-
 NOTEBOOK = "03_prefill_and_decode"
-EXERCISES = ["least_time", "intensity", "crossover_context", "prefill_in_chunks", "accept", "output_price_ratio"]
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_the_worked_answer_is_right_and_the_stub_not_attempted(name):
-    assert_worked_answer_is_right_and_stub_not_attempted(NOTEBOOK, name)
-
 
 RIGHT = {
     "least_time": [
@@ -41,6 +31,11 @@ RIGHT = {
     "crossover_context": [
         """
         def crossover_context(config, batch_size):
+            weights = kv.bytes_moved(config, 1, 0, batch_size).weights
+            return weights / (2 * 2 * config.n_layers * config.n_kv_heads * config.d_head * batch_size)
+        """,
+        """
+        def crossover_context(config, batch_size):
             return kv.weight_bytes(config) / kv.cache_bytes(config, 1, batch_size)
         """,
         """
@@ -60,6 +55,12 @@ RIGHT = {
     "prefill_in_chunks": [
         """
         def prefill_in_chunks(model, ids, cache, chunk):
+            for start in range(0, len(ids), chunk):
+                logits = model(torch.tensor([ids[start : start + chunk]]), cache=cache)
+            return logits[0, -1]
+        """,
+        """
+        def prefill_in_chunks(model, ids, cache, chunk):
             return kv.prefill(model, [ids], cache, chunk)
         """,
         """
@@ -71,6 +72,13 @@ RIGHT = {
         """,
     ],
     "accept": [
+        """
+        def accept(guesses, greedy):
+            count = 0
+            while count < len(guesses) and guesses[count] == greedy[count]:
+                count += 1
+            return count, greedy[count]
+        """,
         """
         def accept(guesses, greedy):
             for i, (guess, choice) in enumerate(zip(guesses, greedy)):
@@ -88,6 +96,10 @@ RIGHT = {
     "output_price_ratio": [
         """
         def output_price_ratio(prompt_tokens, prefill_seconds, step_seconds, batch_size):
+            return (step_seconds / batch_size) / (prefill_seconds / prompt_tokens)
+        """,
+        """
+        def output_price_ratio(prompt_tokens, prefill_seconds, step_seconds, batch_size):
             return (prompt_tokens / prefill_seconds) / (batch_size / step_seconds)
         """,
         """
@@ -99,152 +111,71 @@ RIGHT = {
     ],
 }
 
-
-@pytest.mark.parametrize("name, code", [(name, code) for name, codes in RIGHT.items() for code in codes])
-def test_other_right_ways_pass(name, code):
-    verdict = getattr(kv.check, name)(learner(code))
-    assert (verdict.status, verdict.message) == ("right", "")
-
-
 LEAST = "def least_time(flops, nbytes, flops_per_second, bytes_per_second):\n    return {}"
 INTENSITY = "def intensity(rows, bits):\n    return {}"
-CROSSOVER = """
-def crossover_context(config, batch_size):
-    weights = kv.bytes_moved(config, 1, 0, batch_size).weights
-    return weights / (2 * 2 * config.n_layers * config.n_kv_heads * config.d_head * batch_size)
-"""
-CHUNKS = """
-def prefill_in_chunks(model, ids, cache, chunk):
-    for start in range(0, len(ids), chunk):
-        logits = model(torch.tensor([ids[start : start + chunk]]), cache=cache)
-    return logits[0, -1]
-"""
-ACCEPT = """
-def accept(guesses, greedy):
-    count = 0
-    while count < len(guesses) and guesses[count] == greedy[count]:
-        count += 1
-    return count, greedy[count]
-"""
-RATIO = """
-def output_price_ratio(prompt_tokens, prefill_seconds, step_seconds, batch_size):
-    return (step_seconds / batch_size) / (prefill_seconds / prompt_tokens)
-"""
 
-WRONG = [
-    # (exercise, what is replaced in a right answer, by what, what the message must name)
-    (
-        "least_time",
-        LEAST.format("flops / flops_per_second + nbytes / bytes_per_second"),
-        None,
-        "the two times are added",
-    ),
-    (
-        "least_time",
-        LEAST.format("min(flops / flops_per_second, nbytes / bytes_per_second)"),
-        None,
-        "the shorter of the two",
-    ),
-    ("least_time", LEAST.format("flops / flops_per_second"), None, "only the operations"),
-    ("least_time", LEAST.format("nbytes / bytes_per_second"), None, "the reading alone"),
-    ("least_time", LEAST.format("max(flops / bytes_per_second, nbytes / flops_per_second)"), None, "rates are swapped"),
-    ("least_time", LEAST.format("max(flops_per_second / flops, bytes_per_second / nbytes)"), None, "divided by a rate"),
-    ("intensity", INTENSITY.format("rows / (bits / 8)"), None, "that is two operations"),
-    ("intensity", INTENSITY.format("2 * rows / bits"), None, "operations per bit"),
-    ("intensity", INTENSITY.format("2 / (bits / 8)"), None, "read once for all rows"),
-    ("intensity", INTENSITY.format("(bits / 8) / (2 * rows)"), None, "upside down"),
-    ("intensity", INTENSITY.format("2 * rows * bits / 8"), None, "divide by them"),
-    ("crossover_context", CROSSOVER, ("n_kv_heads", "n_heads"), "n_kv_heads heads, not for n_heads"),
-    ("crossover_context", CROSSOVER, ("d_head * batch_size)", "d_head) * batch_size"), "divide by the batch"),
-    ("crossover_context", CROSSOVER, (" * batch_size)", ")"), "the batch is missing"),
-    ("crossover_context", CROSSOVER, ("2 * 2", "2"), "only one of them is counted"),
-    ("crossover_context", CROSSOVER, (" * config.n_layers", ""), "only one is counted"),
-    ("crossover_context", CROSSOVER, ("return weights / (", "return 1 / weights * ("), "upside down"),
-    ("crossover_context", CROSSOVER, ("return weights /", "return weights //"), "do not round"),
-    ("prefill_in_chunks", CHUNKS, ("len(ids), chunk)", "len(ids) - chunk + 1, chunk)"), "the last piece"),
-    (
-        "prefill_in_chunks",
-        CHUNKS,
-        ("    return logits[0, -1]", "        return logits[0, -1]"),
-        "after the first piece",
-    ),
-    ("prefill_in_chunks", CHUNKS, ("logits[0, -1]", "logits[0, 0]"), "take its last row"),
-    ("prefill_in_chunks", CHUNKS, (", cache=cache", ""), "a text of its own"),
-    (
-        "prefill_in_chunks",
-        CHUNKS,
-        ("chunk):\n    for", "chunk):\n    chunk = 100\n    for"),
-        "the passes ran [7] tokens",
-    ),
-    ("prefill_in_chunks", CHUNKS, ("return logits[0, -1]", "return logits"), "expected the shape"),
-    ("prefill_in_chunks", CHUNKS, ("start : start + chunk", "start : start + chunk + 1"), "it raises|first difference"),
-    ("prefill_in_chunks", CHUNKS, ("cache=cache)", "cache=kv.DenseCache(model.config, dtype=model.dtype))"), "own"),
-    (
-        "accept",
-        ACCEPT,
-        ("return count,", "count = sum(g == c for g, c in zip(guesses, greedy))\n    return count,"),
-        "cannot stand",
-    ),
-    (
-        "accept",
-        ACCEPT,
-        ("return count, greedy[count]", "return count, greedy[-1]"),
-        "after a guess that does not stand",
-    ),
-    (
-        "accept",
-        ACCEPT,
-        ("return count, greedy[count]", "return count, greedy[max(count - 1, 0)]"),
-        "one place too early",
-    ),
-    ("accept", ACCEPT, ("return count,", "return count + 1,"), "one too high"),
-    ("accept", ACCEPT, ("return count, greedy[count]", "return greedy[count], count"), "swapped"),
-    (
-        "accept",
-        ACCEPT,
-        ("return count,", "count = count if count == len(guesses) else 0\n    return count,"),
-        "all or nothing",
-    ),
-    (
-        "accept",
-        ACCEPT,
-        ("return count, greedy[count]", "return count, (list(guesses) + list(greedy[-1:]))[count]"),
-        "the rejected guess",
-    ),
-    (
-        "output_price_ratio",
-        RATIO,
+MISTAKES = {
+    "least_time": [
+        (LEAST.format("flops / flops_per_second + nbytes / bytes_per_second"), "the two times are added"),
+        (LEAST.format("min(flops / flops_per_second, nbytes / bytes_per_second)"), "the shorter of the two"),
+        (LEAST.format("flops / flops_per_second"), "only the operations"),
+        (LEAST.format("nbytes / bytes_per_second"), "the reading alone"),
+        (LEAST.format("max(flops / bytes_per_second, nbytes / flops_per_second)"), "rates are swapped"),
+        (LEAST.format("max(flops_per_second / flops, bytes_per_second / nbytes)"), "divided by a rate"),
+    ],
+    "intensity": [
+        (INTENSITY.format("rows / (bits / 8)"), "that is two operations"),
+        (INTENSITY.format("2 * rows / bits"), "operations per bit"),
+        (INTENSITY.format("2 / (bits / 8)"), "read once for all rows"),
+        (INTENSITY.format("(bits / 8) / (2 * rows)"), "upside down"),
+        (INTENSITY.format("2 * rows * bits / 8"), "divide by them"),
+    ],
+    "crossover_context": [
+        (("n_kv_heads", "n_heads"), "n_kv_heads heads, not for n_heads"),
+        (("d_head * batch_size)", "d_head) * batch_size"), "divide by the batch"),
+        ((" * batch_size)", ")"), "the batch is missing"),
+        (("2 * 2", "2"), "only one of them is counted"),
+        ((" * config.n_layers", ""), "only one is counted"),
+        (("return weights / (", "return 1 / weights * ("), "upside down"),
+        (("return weights /", "return weights //"), "do not round"),
+    ],
+    "prefill_in_chunks": [
+        (("len(ids), chunk)", "len(ids) - chunk + 1, chunk)"), "the last piece"),
+        (("    return logits[0, -1]", "        return logits[0, -1]"), "after the first piece"),
+        (("logits[0, -1]", "logits[0, 0]"), "take its last row"),
+        ((", cache=cache", ""), "a text of its own"),
+        (("chunk):\n    for", "chunk):\n    chunk = 100\n    for"), "the passes ran [7] tokens"),
+        (("return logits[0, -1]", "return logits"), "expected the shape"),
+        (("start : start + chunk", "start : start + chunk + 1"), "the pieces overlap by a token"),
+        (("cache=cache)", "cache=kv.DenseCache(model.config, dtype=model.dtype))"), "own"),
+    ],
+    "accept": [
+        (("return count,", "count = sum(g == c for g, c in zip(guesses, greedy))\n    return count,"), "cannot stand"),
+        (("return count, greedy[count]", "return count, greedy[-1]"), "after a guess that does not stand"),
+        (("return count, greedy[count]", "return count, greedy[max(count - 1, 0)]"), "one place too early"),
+        (("return count,", "return count + 1,"), "one too high"),
+        (("return count, greedy[count]", "return greedy[count], count"), "swapped"),
+        (("return count,", "count = count if count == len(guesses) else 0\n    return count,"), "all or nothing"),
         (
-            "(step_seconds / batch_size) / (prefill_seconds / prompt_tokens)",
-            "(prefill_seconds / prompt_tokens) / (step_seconds / batch_size)",
+            ("return count, greedy[count]", "return count, (list(guesses) + list(greedy[-1:]))[count]"),
+            "the rejected guess",
         ),
-        "upside down",
-    ),
-    ("output_price_ratio", RATIO, ("(step_seconds / batch_size)", "step_seconds"), "divide its time by the batch"),
-    (
-        "output_price_ratio",
-        RATIO,
-        ("step_seconds / batch_size", "step_seconds * batch_size"),
-        "multiplied by the batch",
-    ),
-    ("output_price_ratio", RATIO, ("(prefill_seconds / prompt_tokens)", "prefill_seconds"), "reads many tokens"),
-]
+    ],
+    "output_price_ratio": [
+        (
+            (
+                "(step_seconds / batch_size) / (prefill_seconds / prompt_tokens)",
+                "(prefill_seconds / prompt_tokens) / (step_seconds / batch_size)",
+            ),
+            "upside down",
+        ),
+        (("(step_seconds / batch_size)", "step_seconds"), "divide its time by the batch"),
+        (("step_seconds / batch_size", "step_seconds * batch_size"), "multiplied by the batch"),
+        (("(prefill_seconds / prompt_tokens)", "prefill_seconds"), "reads many tokens"),
+    ],
+}
 
-
-@pytest.mark.parametrize("name, code, change, phrase", WRONG)
-def test_the_usual_mistakes_are_named(name, code, change, phrase):
-    assert_mistake_is_named(name, code, change, phrase)
-
-
-def test_the_changed_answers_are_right_before_the_change():
-    answers = {
-        "crossover_context": CROSSOVER,
-        "prefill_in_chunks": CHUNKS,
-        "accept": ACCEPT,
-        "output_price_ratio": RATIO,
-    }
-    for name, code in answers.items():
-        assert getattr(kv.check, name)(learner(code)).status == "right"
+TestExercises = shared_tests(NOTEBOOK, RIGHT, MISTAKES)
 
 
 def test_least_time_and_intensity_by_hand():

@@ -3,25 +3,24 @@
 import random
 
 import pytest
-from exercises import assert_mistake_is_named, assert_worked_answer_is_right_and_stub_not_attempted, learner
+from exercises import shared_tests, solution
 
-import kvcourse as kv
-from kvcourse.notebooks.exercises import solution
 from kvcourse.serving.bill import Rates, Usage, chat_tokens, invoice
 from kvcourse.serving.blocks import BlockPool, BlockTable
 from kvcourse.serving.prefix import Identity, PrefixIndex, chain
 
 NOTEBOOK = "07_prefix_caching"
-EXERCISES = ["block_keys", "found_tokens", "next_to_go", "request_price", "tokens_computed"]
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_the_worked_answer_is_right_and_the_stub_not_attempted(name):
-    assert_worked_answer_is_right_and_stub_not_attempted(NOTEBOOK, name)
-
 
 RIGHT = {
     "block_keys": [
+        """
+        def block_keys(tokens, block_size):
+            keys, parent = [], 0
+            for end in range(block_size, len(tokens) + 1, block_size):
+                parent = hash((parent, tuple(tokens[end - block_size : end])))
+                keys.append(parent)
+            return keys
+        """,
         """
         def block_keys(tokens, block_size):  # the whole beginning is a key too, only a long one
             return [tuple(tokens[:end]) for end in range(block_size, len(tokens) + 1, block_size)]
@@ -48,6 +47,13 @@ RIGHT = {
     "found_tokens": [
         """
         def found_tokens(computed, prompt, block_size):
+            same = 0
+            while same < min(len(computed), len(prompt)) and computed[same] == prompt[same]:
+                same += 1
+            return min(same, len(prompt) - 1) // block_size * block_size
+        """,
+        """
+        def found_tokens(computed, prompt, block_size):
             found = 0
             while found + block_size < len(prompt) and found + block_size <= len(computed):
                 if computed[found : found + block_size] != prompt[found : found + block_size]:
@@ -64,6 +70,12 @@ RIGHT = {
     "next_to_go": [
         """
         def next_to_go(blocks):
+            parents = {parent for parent, _, _ in blocks.values()}
+            free = [name for name, (_, users, _) in blocks.items() if users == 0 and name not in parents]
+            return min(free, key=lambda name: blocks[name][2], default=None)
+        """,
+        """
+        def next_to_go(blocks):
             best = None
             for name, (_, users, last_used) in blocks.items():
                 leaf = all(parent != name for parent, _, _ in blocks.values())
@@ -71,15 +83,42 @@ RIGHT = {
                     best = name
             return best
         """,
+        """
+        def next_to_go(blocks):  # what is no leaf is struck off, and the rest goes by age
+            leaves = dict(blocks)
+            for parent, _, _ in blocks.values():
+                leaves.pop(parent, None)
+            by_age = sorted(leaves, key=lambda name: leaves[name][2])
+            return next((name for name in by_age if not leaves[name][1]), None)
+        """,
     ],
     "request_price": [
+        """
+        def request_price(prompt_tokens, cached_tokens, output_tokens, prices):
+            uncached, cached, output = prices
+            dollars = (prompt_tokens - cached_tokens) * uncached + cached_tokens * cached + output_tokens * output
+            return dollars / 1e6
+        """,
         """
         def request_price(prompt_tokens, cached_tokens, output_tokens, prices):
             tokens = (prompt_tokens - cached_tokens, cached_tokens, output_tokens)
             return float(np.dot(tokens, prices)) / 1_000_000
         """,
+        """
+        def request_price(prompt_tokens, cached_tokens, output_tokens, prices):
+            dollars = 0.0
+            for tokens, price in zip((prompt_tokens - cached_tokens, cached_tokens, output_tokens), prices):
+                dollars += tokens / 1e6 * price
+            return torch.tensor(dollars, dtype=torch.float64)
+        """,
     ],
     "tokens_computed": [
+        """
+        def tokens_computed(turns, system, question, reply, caching):
+            if caching:
+                return system + turns * question + (turns - 1)
+            return sum(system + turn * question + (turn - 1) * reply for turn in range(1, turns + 1))
+        """,
         """
         def tokens_computed(turns, system, question, reply, caching):
             n = turns
@@ -96,200 +135,117 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("name, code", [(name, code) for name, codes in RIGHT.items() for code in codes])
-def test_other_right_ways_pass(name, code):
-    verdict = getattr(kv.check, name)(learner(code))
-    assert (verdict.status, verdict.message) == ("right", "")
-
-
-KEYS = """
-def block_keys(tokens, block_size):
-    keys, parent = [], 0
-    for end in range(block_size, len(tokens) + 1, block_size):
-        parent = hash((parent, tuple(tokens[end - block_size : end])))
-        keys.append(parent)
-    return keys
-"""
-FOUND = """
-def found_tokens(computed, prompt, block_size):
-    same = 0
-    while same < min(len(computed), len(prompt)) and computed[same] == prompt[same]:
-        same += 1
-    return min(same, len(prompt) - 1) // block_size * block_size
-"""
-GO = """
-def next_to_go(blocks):
-    parents = {parent for parent, _, _ in blocks.values()}
-    free = [name for name, (_, users, _) in blocks.items() if users == 0 and name not in parents]
-    return min(free, key=lambda name: blocks[name][2], default=None)
-"""
-PRICE = """
-def request_price(prompt_tokens, cached_tokens, output_tokens, prices):
-    uncached, cached, output = prices
-    dollars = (prompt_tokens - cached_tokens) * uncached + cached_tokens * cached + output_tokens * output
-    return dollars / 1e6
-"""
-COMPUTED = """
-def tokens_computed(turns, system, question, reply, caching):
-    if caching:
-        return system + turns * question + (turns - 1)
-    return sum(system + turn * question + (turn - 1) * reply for turn in range(1, turns + 1))
-"""
-ANSWERS = {
-    "block_keys": KEYS,
-    "found_tokens": FOUND,
-    "next_to_go": GO,
-    "request_price": PRICE,
-    "tokens_computed": COMPUTED,
+MISTAKES = {
+    "block_keys": [
+        (
+            """
+            def block_keys(tokens, block_size):
+                return [object() for _ in range(len(tokens) // block_size)]
+            """,
+            "second time",
+        ),
+        (("hash((parent, tuple", "hash((0, tuple"), "whatever stands before it"),
+        (("parent = hash((parent,", "parent = 3 * 0 + hash((len(keys),"), "whatever stands before it"),
+        (("hash((parent, tuple(tokens[end - block_size : end])))", "hash((parent, end))"), "must be part of it"),
+        (("len(tokens) + 1", "len(tokens) + block_size"), "only full blocks"),
+        (("len(tokens) + 1", "len(tokens)"), "just full"),
+        (("tuple(tokens[end - block_size : end])", "sum(tokens[end - block_size : end])"), "order"),
+        (("tuple(tokens", "tuple(tokens[-1:] + tokens"), "what comes after them"),
+        (("parent = hash((parent, tuple(tokens[end - block_size : end])))", "parent = tokens[:end]"), "fit for a dict"),
+        (
+            (
+                "hash((parent, tuple(tokens[end - block_size : end])))",
+                "parent + hash(tuple(tokens[end - block_size : end]))",
+            ),
+            "order",
+        ),
+        (("tokens[end - block_size : end]", "tokens[end - block_size : end - 1]"), "did not change"),
+        (
+            (
+                "hash((parent, tuple(tokens[end - block_size : end])))",
+                "hash(tuple(tokens[max(0, end - 2 * block_size) : end]))",
+            ),
+            "two blocks before",
+        ),
+        (("return keys", "return parent"), "a list of keys is wanted, one for each full block: 3"),
+        (("return keys", "return str(parent)"), "a list of keys is wanted"),
+        (("return keys", "return keys or None"), "0 for 3 tokens in blocks of 4, yours is None"),
+    ],
+    "found_tokens": [
+        ((" // block_size * block_size", ""), "round down to full blocks"),
+        (("min(same, len(prompt) - 1)", "same"), "nothing is left to compute"),
+        (
+            (
+                "min(same, len(prompt) - 1) // block_size * block_size",
+                "min(same // block_size * block_size, len(prompt) - 1)",
+            ),
+            "take the one token off first",
+        ),
+        (
+            ("min(same, len(prompt) - 1) // block_size * block_size", "max(0, same // block_size - 1) * block_size"),
+            "not one block",
+        ),
+        (("min(same, len(prompt) - 1)", "max(0, same - 1)"), "take it off the prompt's length"),
+        (("// block_size * block_size", "// block_size"), "these are blocks"),
+        (("return min(same, len(prompt) - 1)", "return min(len(computed), len(prompt) - 1)"), "only the lengths"),
+        (
+            ("return min(same", "same = sum(a == b for a, b in zip(computed, prompt))\n    return min(same"),
+            "tokens behind the first difference",
+        ),
+        (
+            (
+                "return min(same, len(prompt) - 1)",
+                "starts = range(0, min(len(computed), len(prompt) - 1) - block_size + 1, block_size)\n"
+                "    equal = [computed[i : i + block_size] == prompt[i : i + block_size] for i in starts]\n"
+                "    same = block_size * sum(equal)\n"
+                "    return min(same, len(prompt) - 1)",
+            ),
+            "blocks behind the first difference",
+        ),
+        (("return min(same, len(prompt) - 1)", "return len(prompt) - min(same, len(prompt) - 1)"), "left to compute"),
+    ],
+    "next_to_go": [
+        ((" and name not in parents", ""), "another one depends"),
+        (("min(free", "max(free"), "used last"),
+        (("users == 0 and ", ""), "somebody is reading"),
+        (("min(free, key=lambda name: blocks[name][2], default=None)", "free[0] if free else None"), "first"),
+        (
+            (
+                "return min(free, key=lambda name: blocks[name][2], default=None)",
+                "return min(free or list(blocks), key=lambda name: blocks[name][2])",
+            ),
+            "all blocks are in use",
+        ),
+        (("return min(free", "return 7 if 'x' in blocks else min(free"), "{'x': (None, 0, 1)}, expected 'x'"),
+        (("users == 0 and", "users == 0 and blocks[name][2] > 1 and"), "expected 'x', yours is None"),
+        (("lambda name: blocks[name][2]", "str"), "'other': (None, 0, 5)}, expected 'other', yours is 'leaf'"),
+    ],
+    "request_price": [
+        (("(prompt_tokens - cached_tokens)", "prompt_tokens"), "paid twice"),
+        (("cached_tokens * cached", "cached_tokens * uncached"), "at the full price"),
+        ((" + cached_tokens * cached", ""), "cheap, not free"),
+        ((" / 1e6", ""), "divide by 1,000,000"),
+        ((" + output_tokens * output", ""), "the output is missing"),
+        (("uncached, cached, output = prices", "cached, uncached, output = prices"), "swapped"),
+        (("(prompt_tokens - cached_tokens) * uncached", "(prompt_tokens - cached_tokens) * cached"), "all of"),
+    ],
+    "tokens_computed": [
+        ((" + (turns - 1)\n", "\n"), "never run through the model"),
+        ((" + (turns - 1)\n", " + (turns - 1) * reply\n"), "computed again"),
+        ((" + (turns - 1)\n", " + turns\n"), "turns - 1 of them"),
+        (("return system + turns", "return turns * system + turns"), "once it is known"),
+        ((" + (turn - 1) * reply", ""), "the answers are missing"),
+        (("(turn - 1) * reply", "turn * reply"), "the first prompt holds no answer"),
+        (("sum(system + turn", "system + sum(turn"), "counted once"),
+        (("range(1, turns + 1)", "range(turns, turns + 1)"), "the last prompt alone"),
+        (("if caching", "if not caching"), "swapped"),
+        (("range(1, turns + 1)", "range(1, turns)"), "one short"),
+        (("range(1, turns + 1)", "range(turns)"), "begin at 0"),
+        ((" + (turns - 1)\n", " + (turns - 1) * (reply - 1)\n"), "the other way round"),
+    ],
 }
 
-WRONG = [
-    # (exercise, what is replaced in a right answer, by what, what the message must name)
-    ("block_keys", ("hash((parent, tuple", "hash((0, tuple"), "whatever stands before it"),
-    ("block_keys", ("parent = hash((parent,", "parent = 3 * 0 + hash((len(keys),"), "whatever stands before it"),
-    (
-        "block_keys",
-        ("hash((parent, tuple(tokens[end - block_size : end])))", "hash((parent, end))"),
-        "must be part of it",
-    ),
-    ("block_keys", ("len(tokens) + 1", "len(tokens) + block_size"), "only full blocks"),
-    ("block_keys", ("len(tokens) + 1", "len(tokens)"), "just full"),
-    ("block_keys", ("tuple(tokens[end - block_size : end])", "sum(tokens[end - block_size : end])"), "order"),
-    ("block_keys", ("tuple(tokens", "tuple(tokens[-1:] + tokens"), "what comes after them"),
-    (
-        "block_keys",
-        ("parent = hash((parent, tuple(tokens[end - block_size : end])))", "parent = tokens[:end]"),
-        "fit for a dict",
-    ),
-    (
-        "block_keys",
-        (
-            "hash((parent, tuple(tokens[end - block_size : end])))",
-            "parent + hash(tuple(tokens[end - block_size : end]))",
-        ),
-        "order",
-    ),
-    ("block_keys", ("tokens[end - block_size : end]", "tokens[end - block_size : end - 1]"), "did not change"),
-    (
-        "block_keys",
-        (
-            "hash((parent, tuple(tokens[end - block_size : end])))",
-            "hash(tuple(tokens[max(0, end - 2 * block_size) : end]))",
-        ),
-        "two blocks before",
-    ),
-    ("found_tokens", (" // block_size * block_size", ""), "round down to full blocks"),
-    ("found_tokens", ("min(same, len(prompt) - 1)", "same"), "nothing is left to compute"),
-    (
-        "found_tokens",
-        (
-            "min(same, len(prompt) - 1) // block_size * block_size",
-            "min(same // block_size * block_size, len(prompt) - 1)",
-        ),
-        "take the one token off first",
-    ),
-    (
-        "found_tokens",
-        ("min(same, len(prompt) - 1) // block_size * block_size", "max(0, same // block_size - 1) * block_size"),
-        "not one block",
-    ),
-    ("found_tokens", ("min(same, len(prompt) - 1)", "max(0, same - 1)"), "take it off the prompt's length"),
-    ("found_tokens", ("// block_size * block_size", "// block_size"), "these are blocks"),
-    (
-        "found_tokens",
-        ("return min(same, len(prompt) - 1)", "return min(len(computed), len(prompt) - 1)"),
-        "only the lengths",
-    ),
-    (
-        "found_tokens",
-        ("return min(same", "same = sum(a == b for a, b in zip(computed, prompt))\n    return min(same"),
-        "tokens behind the first difference",
-    ),
-    (
-        "found_tokens",
-        (
-            "return min(same, len(prompt) - 1)",
-            "same = sum(block_size for i in range(0, min(len(computed), len(prompt) - 1) - block_size + 1, block_size)"
-            " if computed[i : i + block_size] == prompt[i : i + block_size])\n    return min(same, len(prompt) - 1)",
-        ),
-        "blocks behind the first difference",
-    ),
-    (
-        "found_tokens",
-        ("return min(same, len(prompt) - 1)", "return len(prompt) - min(same, len(prompt) - 1)"),
-        "left to compute",
-    ),
-    ("next_to_go", (" and name not in parents", ""), "another one depends"),
-    ("next_to_go", ("min(free", "max(free"), "used last"),
-    ("next_to_go", ("users == 0 and ", ""), "somebody is reading"),
-    ("next_to_go", ("min(free, key=lambda name: blocks[name][2], default=None)", "free[0] if free else None"), "first"),
-    (
-        "next_to_go",
-        (
-            "return min(free, key=lambda name: blocks[name][2], default=None)",
-            "return min(free or list(blocks), key=lambda name: blocks[name][2])",
-        ),
-        "all blocks are in use",
-    ),
-    ("request_price", ("(prompt_tokens - cached_tokens)", "prompt_tokens"), "paid twice"),
-    ("request_price", ("cached_tokens * cached", "cached_tokens * uncached"), "at the full price"),
-    ("request_price", (" + cached_tokens * cached", ""), "cheap, not free"),
-    ("request_price", (" / 1e6", ""), "divide by 1,000,000"),
-    ("request_price", (" + output_tokens * output", ""), "the output is missing"),
-    ("request_price", ("uncached, cached, output = prices", "cached, uncached, output = prices"), "swapped"),
-    (
-        "request_price",
-        ("(prompt_tokens - cached_tokens) * uncached", "(prompt_tokens - cached_tokens) * cached"),
-        "all of",
-    ),
-    ("tokens_computed", (" + (turns - 1)\n", "\n"), "never run through the model"),
-    ("tokens_computed", (" + (turns - 1)\n", " + (turns - 1) * reply\n"), "computed again"),
-    ("tokens_computed", (" + (turns - 1)\n", " + turns\n"), "turns - 1 of them"),
-    ("tokens_computed", ("return system + turns", "return turns * system + turns"), "once it is known"),
-    ("tokens_computed", (" + (turn - 1) * reply", ""), "the answers are missing"),
-    ("tokens_computed", ("(turn - 1) * reply", "turn * reply"), "the first prompt holds no answer"),
-    ("tokens_computed", ("sum(system + turn", "system + sum(turn"), "counted once"),
-    ("tokens_computed", ("range(1, turns + 1)", "range(turns, turns + 1)"), "the last prompt alone"),
-    ("tokens_computed", ("if caching", "if not caching"), "swapped"),
-    ("tokens_computed", ("range(1, turns + 1)", "range(1, turns)"), "one short"),
-    ("tokens_computed", ("range(1, turns + 1)", "range(turns)"), "begin at 0"),
-    ("tokens_computed", (" + (turns - 1)\n", " + (turns - 1) * (reply - 1)\n"), "the other way round"),
-    ("block_keys", ("return keys", "return parent"), "a list of keys is wanted, one for each full block: 3"),
-    ("block_keys", ("return keys", "return str(parent)"), "a list of keys is wanted"),
-    ("block_keys", ("return keys", "return keys or None"), "0 for 3 tokens in blocks of 4, yours is None"),
-    ("next_to_go", ("return min(free", "return 7 if 'x' in blocks else min(free"), "{'x': (None, 0, 1)}, expected 'x'"),
-    ("next_to_go", ("users == 0 and", "users == 0 and blocks[name][2] > 1 and"), "expected 'x', yours is None"),
-    (
-        "next_to_go",
-        ("lambda name: blocks[name][2]", "str"),
-        "'other': (None, 0, 5)}, expected 'other', yours is 'leaf'",
-    ),
-]
-
-
-@pytest.mark.parametrize("name, change, phrase", WRONG)
-def test_the_usual_mistakes_are_named(name, change, phrase):
-    assert_mistake_is_named(name, ANSWERS[name], change, phrase)
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_the_changed_answers_are_right_before_the_change(name):
-    assert getattr(kv.check, name)(learner(ANSWERS[name])).status == "right"
-
-
-def test_every_exercise_has_at_least_three_wrong_answers():
-    assert all(sum(wrong == name for wrong, _, _ in WRONG) >= 3 for name in EXERCISES)
-
-
-@pytest.mark.parametrize("name, code", [(name, code.replace("return ", "")) for name, code in ANSWERS.items()])
-def test_a_missing_return_is_asked_about(name, code):
-    verdict = getattr(kv.check, name)(learner(code))
-    assert verdict.status == "not attempted" and "is the return missing?" in verdict.message
-
-
-def test_keys_that_differ_from_call_to_call_are_refused():
-    code = "def block_keys(tokens, block_size):\n    return [object() for _ in range(len(tokens) // block_size)]"
-    assert "second time" in kv.check.block_keys(learner(code)).message
+TestExercises = shared_tests(NOTEBOOK, RIGHT, MISTAKES)
 
 
 def test_worked_answers_by_hand():

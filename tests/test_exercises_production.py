@@ -8,34 +8,41 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exercises import assert_mistake_is_named, assert_worked_answer_is_right_and_stub_not_attempted, learner
+from exercises import shared_tests, solution
 
 import kvcourse as kv
 from kvcourse.check.framework import normal
-from kvcourse.notebooks.exercises import solution
 from kvcourse.parallel import sent_bytes
 from kvcourse.quant import QuantLinear, rtn
 from kvcourse.statements import STATEMENTS
 
 NOTEBOOK = "10_from_course_to_production"
-EXERCISES = ["fastest_decode", "joined_product", "int8_product", "gap_percentile", "ring_bytes"]
 SOURCES = Path(__file__).resolve().parent.parent / "notebooks" / "src"
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_the_worked_answer_is_right_and_the_stub_not_attempted(name):
-    assert_worked_answer_is_right_and_stub_not_attempted(NOTEBOOK, name)
-
 
 RIGHT = {
     "fastest_decode": [
         """
         def fastest_decode(weights, weight_bits, cache_bytes, bytes_per_second):
+            read = weights * weight_bits / 8 + cache_bytes
+            return bytes_per_second / read
+        """,
+        """
+        def fastest_decode(weights, weight_bits, cache_bytes, bytes_per_second):
             seconds = weights / 8 * weight_bits / bytes_per_second + cache_bytes / bytes_per_second
             return 1 / seconds
         """,
+        """
+        def fastest_decode(weights, weight_bits, cache_bytes, bytes_per_second):
+            bits = torch.tensor([weights * weight_bits, 8 * cache_bytes], dtype=torch.float64)
+            return 8 * bytes_per_second / bits.sum()
+        """,
     ],
     "joined_product": [
+        """
+        def joined_product(x, weights):
+            together = x @ torch.cat(weights).T
+            return list(together.split([len(weight) for weight in weights], dim=-1))
+        """,
         """
         def joined_product(x, weights):
             together, start, parts = torch.nn.functional.linear(x, torch.vstack(weights)), 0, []
@@ -51,6 +58,12 @@ RIGHT = {
         """,
     ],
     "int8_product": [
+        """
+        def int8_product(x, codes, scale):
+            own = x.abs().amax(-1, keepdim=True) / 127
+            whole = (x / own).round()
+            return whole @ codes.to(x.dtype).T * own * scale
+        """,
         """
         def int8_product(x, codes, scale):
             out = torch.zeros(len(x), len(codes))
@@ -69,6 +82,13 @@ RIGHT = {
     "gap_percentile": [
         """
         def gap_percentile(answers, p):
+            gaps = []
+            for times in answers:
+                gaps += [after - before for before, after in zip(times, times[1:])]
+            return float(np.percentile(gaps, p))
+        """,
+        """
+        def gap_percentile(answers, p):
             return np.quantile(np.concatenate([np.diff(times) for times in answers]), p / 100)
         """,
         """
@@ -78,6 +98,11 @@ RIGHT = {
         """,
     ],
     "ring_bytes": [
+        """
+        def ring_bytes(n_layers, d_model, bits, world):
+            rounds, piece = 2 * (world - 1), d_model * bits / 8 / world
+            return 2 * n_layers * rounds * piece
+        """,
         """
         def ring_bytes(n_layers, d_model, bits, world):
             return 4 * n_layers * d_model * bits / 8 * (1 - 1 / world)
@@ -94,189 +119,117 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("name, code", [(name, code) for name, codes in RIGHT.items() for code in codes])
-def test_other_right_ways_pass(name, code):
-    verdict = getattr(kv.check, name)(learner(code))
-    assert (verdict.status, verdict.message) == ("right", "")
-
-
-FASTEST = """
-def fastest_decode(weights, weight_bits, cache_bytes, bytes_per_second):
-    read = weights * weight_bits / 8 + cache_bytes
-    return bytes_per_second / read
-"""
-JOINED = """
-def joined_product(x, weights):
-    together = x @ torch.cat(weights).T
-    return list(together.split([len(weight) for weight in weights], dim=-1))
-"""
-INT8 = """
-def int8_product(x, codes, scale):
-    own = x.abs().amax(-1, keepdim=True) / 127
-    whole = (x / own).round()
-    return whole @ codes.to(x.dtype).T * own * scale
-"""
-GAPS = """
-def gap_percentile(answers, p):
-    gaps = []
-    for times in answers:
-        gaps += [after - before for before, after in zip(times, times[1:])]
-    return float(np.percentile(gaps, p))
-"""
-RING = """
-def ring_bytes(n_layers, d_model, bits, world):
-    rounds, piece = 2 * (world - 1), d_model * bits / 8 / world
-    return 2 * n_layers * rounds * piece
-"""
-ANSWERS = {
-    "fastest_decode": FASTEST,
-    "joined_product": JOINED,
-    "int8_product": INT8,
-    "gap_percentile": GAPS,
-    "ring_bytes": RING,
+MISTAKES = {
+    "fastest_decode": [
+        (("weight_bits / 8", "weight_bits"), "bits are taken for bytes"),
+        (("weights * weight_bits / 8", "weights"), "one byte each"),
+        ((" + cache_bytes", ""), "the cache is missing"),
+        (("weights * weight_bits / 8 + cache_bytes", "(weights * weight_bits + cache_bytes) / 8"), "too"),
+        (("bytes_per_second / read", "read / bytes_per_second"), "time of a step"),
+        ((" + cache_bytes", " - cache_bytes"), "reads both"),
+        (
+            (
+                "bytes_per_second / read",
+                "bytes_per_second / (weights * weight_bits / 8) + (cache_bytes and bytes_per_second / cache_bytes)",
+            ),
+            "their times add up",
+        ),
+    ],
+    "joined_product": [
+        ((".split([len(weight) for weight in weights], dim=-1)", ".chunk(len(weights), dim=-1)"), "equal parts"),
+        (("weight in weights], dim=-1))", "weight in weights], dim=-1))[::-1]"), "wrong order"),
+        (("torch.cat(weights)", "torch.cat(weights[::-1])"), "cut in another"),
+        (("for weight in weights]", "for weight in weights[::-1]]"), "the sizes of the cuts"),
+        (("return list(together.split([len(weight) for weight in weights], dim=-1))", "return together"), "not cut"),
+        (
+            (
+                "list(together.split([len(weight) for weight in weights], dim=-1))",
+                "[together[:, i :: len(weights)] for i in range(len(weights))]",
+            ),
+            "stand together",
+        ),
+        (
+            (
+                "return list(together.split([len(weight) for weight in weights], dim=-1))",
+                "return [x @ w.T for w in weights]",
+            ),
+            "products",
+        ),
+        (("torch.cat(weights).T", "torch.cat(weights)"), "it raises RuntimeError"),
+    ],
+    "int8_product": [
+        (("x.abs().amax(-1, keepdim=True)", "x.abs().amax()"), "one scale, that of the loudest"),
+        (
+            (
+                "own = x.abs().amax(-1, keepdim=True) / 127\n    whole = (x / own).round()\n"
+                "    return whole @ codes.to(x.dtype).T * own * scale",
+                "own = x.abs().amax(0, keepdim=True) / 127\n    whole = (x / own).round()\n"
+                "    return whole @ codes.to(x.dtype).T * scale",
+            ),
+            "wrong dimension",
+        ),
+        (
+            (
+                "own = x.abs().amax(-1, keepdim=True) / 127\n    whole = (x / own).round()\n"
+                "    return whole @ codes.to(x.dtype).T * own * scale",
+                "own = x.abs().amax(0, keepdim=True) / 127\n    whole = (x / own).round() * own\n"
+                "    return whole @ codes.to(x.dtype).T * scale",
+            ),
+            "cannot be taken out",
+        ),
+        (("(x / own).round()", "x.round() / own"), "before they are divided"),
+        ((".round()", ""), "nothing is rounded"),
+        ((".round()", ".to(torch.int8).to(x.dtype)"), "cut off"),
+        ((" * own", ""), "the scale of the tokens is missing"),
+        ((" * own * scale", " * own"), "the scale of the weights is missing"),
+        ((".abs()", ""), "largest magnitude"),
+        (("/ 127", "/ 128"), "divide by 127"),
+        (("/ 127", "/ 255"), "divide by 127"),
+    ],
+    "gap_percentile": [
+        (("for times in answers:", "for times in ([0.0, *t] for t in answers):"), "the first token"),
+        (
+            ("for times in answers:", "for times in [[t for times in answers for t in times]]:"),
+            "of one answer to the first",
+        ),
+        (("for times in answers:", "for times in [sorted(t for times in answers for t in times)]:"), "are mixed"),
+        (
+            (
+                "float(np.percentile(gaps, p))",
+                "float(np.mean([np.percentile(np.diff(times), p) for times in answers if len(times) > 1]))",
+            ),
+            "one percentile of all",
+        ),
+        (
+            (
+                "float(np.percentile(gaps, p))",
+                "float(np.percentile([np.diff(times).mean() for times in answers if len(times) > 1], p))",
+            ),
+            "TPOT",
+        ),
+        (("np.percentile(gaps, p)", "np.mean(gaps)"), "the mean of the gaps"),
+        (("np.percentile(gaps, p)", "np.max(gaps)"), "the largest gap"),
+        (("np.percentile(gaps, p)", "np.percentile(gaps, p / 100)"), "a percentage"),
+        (("np.percentile(gaps, p)", "np.percentile(gaps, 100 - p)"), "the other end"),
+        (
+            ("np.percentile(gaps, p)", "np.percentile([t for times in answers for t in times], p)"),
+            "of the arrival times",
+        ),
+        (("float(np.percentile(gaps, p))", "sorted(gaps)[int(len(gaps) * p / 100)]"), "interpolates"),
+    ],
+    "ring_bytes": [
+        (("2 * (world - 1)", "world - 1"), "goes round twice"),
+        (("return 2 * n_layers * rounds", "return n_layers * rounds / 2"), "a quarter"),
+        (("bits / 8", "bits"), "bits are taken for bytes"),
+        ((" / 8 / world", " / 8"), "d_model / world"),
+        (("rounds * piece", "(world - 1) * d_model * bits / 8"), "every other one"),
+        (("2 * (world - 1)", "2 * world"), "its own piece"),
+        (("2 * n_layers", "2"), "one layer's"),
+        (("rounds * piece", "d_model * bits / 8"), "to be added up"),
+    ],
 }
 
-WRONG = [
-    # (exercise, what is replaced in a right answer, by what, what the message must name)
-    ("fastest_decode", ("weight_bits / 8", "weight_bits"), "bits are taken for bytes"),
-    ("fastest_decode", ("weights * weight_bits / 8", "weights"), "one byte each"),
-    ("fastest_decode", (" + cache_bytes", ""), "the cache is missing"),
-    ("fastest_decode", ("weights * weight_bits / 8 + cache_bytes", "(weights * weight_bits + cache_bytes) / 8"), "too"),
-    ("fastest_decode", ("bytes_per_second / read", "read / bytes_per_second"), "time of a step"),
-    ("fastest_decode", (" + cache_bytes", " - cache_bytes"), "reads both"),
-    (
-        "fastest_decode",
-        (
-            "bytes_per_second / read",
-            "bytes_per_second / (weights * weight_bits / 8) + (cache_bytes and bytes_per_second / cache_bytes)",
-        ),
-        "their times add up",
-    ),
-    (
-        "joined_product",
-        (".split([len(weight) for weight in weights], dim=-1)", ".chunk(len(weights), dim=-1)"),
-        "equal parts",
-    ),
-    ("joined_product", ("weight in weights], dim=-1))", "weight in weights], dim=-1))[::-1]"), "wrong order"),
-    ("joined_product", ("torch.cat(weights)", "torch.cat(weights[::-1])"), "cut in another"),
-    ("joined_product", ("for weight in weights]", "for weight in weights[::-1]]"), "the sizes of the cuts"),
-    (
-        "joined_product",
-        ("return list(together.split([len(weight) for weight in weights], dim=-1))", "return together"),
-        "not cut",
-    ),
-    (
-        "joined_product",
-        (
-            "list(together.split([len(weight) for weight in weights], dim=-1))",
-            "[together[:, i :: len(weights)] for i in range(len(weights))]",
-        ),
-        "stand together",
-    ),
-    (
-        "joined_product",
-        (
-            "return list(together.split([len(weight) for weight in weights], dim=-1))",
-            "return [x @ w.T for w in weights]",
-        ),
-        "products",
-    ),
-    ("joined_product", ("torch.cat(weights).T", "torch.cat(weights)"), "it raises RuntimeError"),
-    ("int8_product", ("x.abs().amax(-1, keepdim=True)", "x.abs().amax()"), "one scale, that of the loudest"),
-    (
-        "int8_product",
-        (
-            "own = x.abs().amax(-1, keepdim=True) / 127\n    whole = (x / own).round()\n"
-            "    return whole @ codes.to(x.dtype).T * own * scale",
-            "own = x.abs().amax(0, keepdim=True) / 127\n    whole = (x / own).round()\n"
-            "    return whole @ codes.to(x.dtype).T * scale",
-        ),
-        "wrong dimension",
-    ),
-    (
-        "int8_product",
-        (
-            "own = x.abs().amax(-1, keepdim=True) / 127\n    whole = (x / own).round()\n"
-            "    return whole @ codes.to(x.dtype).T * own * scale",
-            "own = x.abs().amax(0, keepdim=True) / 127\n    whole = (x / own).round() * own\n"
-            "    return whole @ codes.to(x.dtype).T * scale",
-        ),
-        "cannot be taken out",
-    ),
-    ("int8_product", ("(x / own).round()", "x.round() / own"), "before they are divided"),
-    ("int8_product", (".round()", ""), "nothing is rounded"),
-    ("int8_product", (".round()", ".to(torch.int8).to(x.dtype)"), "cut off"),
-    ("int8_product", (" * own", ""), "the scale of the tokens is missing"),
-    ("int8_product", (" * own * scale", " * own"), "the scale of the weights is missing"),
-    ("int8_product", (".abs()", ""), "largest magnitude"),
-    ("int8_product", ("/ 127", "/ 128"), "divide by 127"),
-    ("int8_product", ("/ 127", "/ 255"), "divide by 127"),
-    ("gap_percentile", ("for times in answers:", "for times in ([0.0, *t] for t in answers):"), "the first token"),
-    (
-        "gap_percentile",
-        ("for times in answers:", "for times in [[t for times in answers for t in times]]:"),
-        "of one answer to the first",
-    ),
-    (
-        "gap_percentile",
-        ("for times in answers:", "for times in [sorted(t for times in answers for t in times)]:"),
-        "are mixed",
-    ),
-    (
-        "gap_percentile",
-        (
-            "float(np.percentile(gaps, p))",
-            "float(np.mean([np.percentile(np.diff(times), p) for times in answers if len(times) > 1]))",
-        ),
-        "one percentile of all",
-    ),
-    (
-        "gap_percentile",
-        (
-            "float(np.percentile(gaps, p))",
-            "float(np.percentile([np.diff(times).mean() for times in answers if len(times) > 1], p))",
-        ),
-        "TPOT",
-    ),
-    ("gap_percentile", ("np.percentile(gaps, p)", "np.mean(gaps)"), "the mean of the gaps"),
-    ("gap_percentile", ("np.percentile(gaps, p)", "np.max(gaps)"), "the largest gap"),
-    ("gap_percentile", ("np.percentile(gaps, p)", "np.percentile(gaps, p / 100)"), "a percentage"),
-    ("gap_percentile", ("np.percentile(gaps, p)", "np.percentile(gaps, 100 - p)"), "the other end"),
-    (
-        "gap_percentile",
-        ("np.percentile(gaps, p)", "np.percentile([t for times in answers for t in times], p)"),
-        "of the arrival times",
-    ),
-    ("gap_percentile", ("float(np.percentile(gaps, p))", "sorted(gaps)[int(len(gaps) * p / 100)]"), "interpolates"),
-    ("ring_bytes", ("2 * (world - 1)", "world - 1"), "goes round twice"),
-    ("ring_bytes", ("return 2 * n_layers * rounds", "return n_layers * rounds / 2"), "a quarter"),
-    ("ring_bytes", ("bits / 8", "bits"), "bits are taken for bytes"),
-    ("ring_bytes", (" / 8 / world", " / 8"), "d_model / world"),
-    ("ring_bytes", ("rounds * piece", "(world - 1) * d_model * bits / 8"), "every other one"),
-    ("ring_bytes", ("2 * (world - 1)", "2 * world"), "its own piece"),
-    ("ring_bytes", ("2 * n_layers", "2"), "one layer's"),
-    ("ring_bytes", ("rounds * piece", "d_model * bits / 8"), "to be added up"),
-]
-
-
-@pytest.mark.parametrize("name, change, phrase", WRONG)
-def test_the_usual_mistakes_are_named(name, change, phrase):
-    assert_mistake_is_named(name, ANSWERS[name], change, phrase)
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_the_changed_answers_are_right_before_the_change(name):
-    assert getattr(kv.check, name)(learner(ANSWERS[name])).status == "right"
-
-
-def test_every_exercise_has_at_least_three_wrong_answers():
-    assert all(sum(wrong == name for wrong, _, _ in WRONG) >= 3 for name in EXERCISES)
-
-
-@pytest.mark.parametrize("name, code", [(name, code.replace("return ", "")) for name, code in ANSWERS.items()])
-def test_a_missing_return_is_asked_about(name, code):
-    verdict = getattr(kv.check, name)(learner(code))
-    assert verdict.status == "not attempted" and "is the return missing?" in verdict.message
+TestExercises = shared_tests(NOTEBOOK, RIGHT, MISTAKES)
 
 
 def test_worked_answers_by_hand():

@@ -2,23 +2,20 @@
 
 import pytest
 import torch
-from exercises import assert_mistake_is_named, assert_worked_answer_is_right_and_stub_not_attempted, learner
+from exercises import shared_tests, solution
 from reference import small_config, small_model
 
 import kvcourse as kv
-from kvcourse.notebooks.exercises import solution
 
 NOTEBOOK = "05_sliding_window"
-EXERCISES = ["window_mask", "ring_slots", "first_in_reach", "sink_distance", "windowed_bytes"]
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_the_worked_answer_is_right_and_the_stub_not_attempted(name):
-    assert_worked_answer_is_right_and_stub_not_attempted(NOTEBOOK, name)
-
 
 RIGHT = {
     "window_mask": [
+        """
+        def window_mask(n, window):
+            back = torch.arange(n)[:, None] - torch.arange(n)
+            return (back >= 0) & (back < window)
+        """,
         """
         def window_mask(n, window):
             order = torch.arange(n)[None]
@@ -37,6 +34,13 @@ RIGHT = {
     "ring_slots": [
         """
         def ring_slots(length, window):
+            slots = [-1] * window
+            for position in range(length):
+                slots[position % window] = position
+            return slots
+        """,
+        """
+        def ring_slots(length, window):
             return [max((p for p in range(length) if p % window == slot), default=-1) for slot in range(window)]
         """,
         """
@@ -48,6 +52,12 @@ RIGHT = {
         """,
     ],
     "first_in_reach": [
+        """
+        def first_in_reach(position, windows):
+            if None in windows:
+                return 0
+            return max(0, position - sum(window - 1 for window in windows))
+        """,
         """
         def first_in_reach(position, windows):
             for window in windows:
@@ -63,6 +73,12 @@ RIGHT = {
     "sink_distance": [
         """
         def sink_distance(position, key, window, sinks):
+            if key >= sinks:
+                return position - key
+            return min(position, sinks + window - 1) - key
+        """,
+        """
+        def sink_distance(position, key, window, sinks):
             evicted = max(0, position + 1 - sinks - window)
             return position - key - (evicted if key < sinks else 0)
         """,
@@ -73,6 +89,11 @@ RIGHT = {
         """,
     ],
     "windowed_bytes": [
+        """
+        def windowed_bytes(config, seq_len, bits):
+            kept = sum(seq_len if window is None else min(seq_len, window) for window in config.windows)
+            return 2 * config.n_kv_heads * config.d_head * kept * bits // 8
+        """,
         """
         def windowed_bytes(config, seq_len, bits):
             return kv.cache_bytes(config, seq_len, bits=bits)
@@ -86,141 +107,79 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("name, code", [(name, code) for name, codes in RIGHT.items() for code in codes])
-def test_other_right_ways_pass(name, code):
-    verdict = getattr(kv.check, name)(learner(code))
-    assert (verdict.status, verdict.message) == ("right", "")
-
-
-MASK = """
-def window_mask(n, window):
-    back = torch.arange(n)[:, None] - torch.arange(n)
-    return (back >= 0) & (back < window)
-"""
-SLOTS = """
-def ring_slots(length, window):
-    slots = [-1] * window
-    for position in range(length):
-        slots[position % window] = position
-    return slots
-"""
-REACH = """
-def first_in_reach(position, windows):
-    if None in windows:
-        return 0
-    return max(0, position - sum(window - 1 for window in windows))
-"""
-DISTANCE = """
-def sink_distance(position, key, window, sinks):
-    if key >= sinks:
-        return position - key
-    return min(position, sinks + window - 1) - key
-"""
-BYTES = """
-def windowed_bytes(config, seq_len, bits):
-    kept = sum(seq_len if window is None else min(seq_len, window) for window in config.windows)
-    return 2 * config.n_kv_heads * config.d_head * kept * bits // 8
-"""
-ANSWERS = {
-    "window_mask": MASK,
-    "ring_slots": SLOTS,
-    "first_in_reach": REACH,
-    "sink_distance": DISTANCE,
-    "windowed_bytes": BYTES,
+MISTAKES = {
+    "window_mask": [
+        (("back < window", "back <= window"), "window + 1 tokens"),
+        (("back < window", "back < window - 1"), "window - 1 tokens"),
+        (("(back >= 0) & (back < window)", "(back > 0) & (back <= window)"), "does not see itself"),
+        (("(back >= 0)", "(back > 0)"), "lacks its own key"),
+        (("(back >= 0) & (back < window)", "back.abs() < window"), "see those after them"),
+        (("(back >= 0) & (back < window)", "back < window"), "all that come after them"),
+        ((" & (back < window)", ""), "the far end of the window"),
+        (("(back < window)", "(torch.arange(n) < window)"), "the first tokens of the text"),
+        (("return (back >= 0) & (back < window)", "return ((back >= 0) & (back < window)).T"), "swapped"),
+        (("return (back >= 0) & (back < window)", "return ~((back >= 0) & (back < window))"), "swapped"),
+        (("return (back >= 0) & (back < window)", "return ((back >= 0) & (back < window)) * 1.0"), "dtype"),
+    ],
+    "ring_slots": [
+        (("return slots", "return sorted(slots, key=lambda p: (p < 0, p))"), "order of age"),
+        (("return slots", "return sorted(slots, reverse=True)"), "newest token stands first"),
+        (("range(length)", "range(min(length, window))"), "the first tokens stay"),
+        (("range(length)", "range(length - 1)"), "the last token is missing"),
+        (("range(length)", "range(length + 1)"), "one token too many"),
+        (("[-1] * window", "[0] * window"), "mark it with -1"),
+        (("position % window]", "(position + 1) % window]"), "one slot too far"),
+        (("return slots", "return list(range(length))"), "a ring has `window` slots"),
+        (("position % window]", "position]"), "raises IndexError"),
+    ],
+    "first_in_reach": [
+        (("window - 1 for", "window for"), "reaches W - 1"),
+        (("sum(window - 1 for window in windows)", "max(windows) + 1"), "the reach of one layer"),
+        (("sum(window - 1 for window in windows)", "len(windows) * (windows[0] - 1)"), "different windows"),
+        (("sum(window - 1 for window in windows)", "int(np.prod([w - 1 for w in windows]))"), "multiplied"),
+        (
+            ("max(0, position - sum(window - 1 for window in windows))", "position - sum(w - 1 for w in windows)"),
+            "no token before position 0",
+        ),
+        (
+            ("max(0, position - sum(window - 1 for window in windows))", "min(position, sum(w - 1 for w in windows))"),
+            "how far back it reaches",
+        ),
+        (("if None in windows:\n        return 0", "windows = [w for w in windows if w is not None]"), "was left out"),
+    ],
+    "sink_distance": [
+        (
+            ("return min(position, sinks + window - 1) - key", "return min(position - key, sinks + window - 1)"),
+            "the place of the newest token",
+        ),
+        (("if key >= sinks", "if True"), "the distance in the text"),
+        (("sinks + window - 1", "sinks + window"), "one place too far"),
+        (("sinks + window - 1", "window - 1"), "places of their own"),
+        (("if key >= sinks", "if False"), "only the sinks come nearer"),
+        (("min(position, sinks + window - 1)", "sinks + window - 1"), "while nothing was evicted"),
+        (
+            (
+                "if key >= sinks",
+                "slot = lambda p: p if p < sinks else sinks + (p - sinks) % window\n"
+                "    return abs(slot(position) - slot(key))\n    if key >= sinks",
+            ),
+            "distance between slots",
+        ),
+    ],
+    "windowed_bytes": [
+        (("min(seq_len, window)", "seq_len"), "every layer keeps all tokens"),
+        (("min(seq_len, window)", "window"), "shorter than the window"),
+        (("seq_len if window is None", "0 if window is None"), "was left out"),
+        (("seq_len if window is None", "min(seq_len, 16) if window is None"), "was given a window"),
+        (("n_kv_heads", "n_heads"), "n_kv_heads heads, not for n_heads"),
+        (("return 2 *", "return"), "only one of them is counted"),
+        ((" // 8", ""), "these are bits"),
+        ((" * bits // 8", ""), "the bits are missing"),
+        (("in config.windows", "in config.windows[:1]"), "only one layer"),
+    ],
 }
 
-WRONG = [
-    # (exercise, what is replaced in a right answer, by what, what the message must name)
-    ("window_mask", ("back < window", "back <= window"), "window + 1 tokens"),
-    ("window_mask", ("back < window", "back < window - 1"), "window - 1 tokens"),
-    ("window_mask", ("(back >= 0) & (back < window)", "(back > 0) & (back <= window)"), "does not see itself"),
-    ("window_mask", ("(back >= 0)", "(back > 0)"), "lacks its own key"),
-    ("window_mask", ("(back >= 0) & (back < window)", "back.abs() < window"), "see those after them"),
-    ("window_mask", ("(back >= 0) & (back < window)", "back < window"), "all that come after them"),
-    ("window_mask", (" & (back < window)", ""), "the far end of the window"),
-    ("window_mask", ("(back < window)", "(torch.arange(n) < window)"), "the first tokens of the text"),
-    ("window_mask", ("return (back >= 0) & (back < window)", "return ((back >= 0) & (back < window)).T"), "swapped"),
-    ("window_mask", ("return (back >= 0) & (back < window)", "return ~((back >= 0) & (back < window))"), "swapped"),
-    ("window_mask", ("return (back >= 0) & (back < window)", "return ((back >= 0) & (back < window)) * 1.0"), "dtype"),
-    (
-        "sink_distance",
-        ("return min(position, sinks + window - 1) - key", "return min(position - key, sinks + window - 1)"),
-        "the place of the newest token",
-    ),
-    ("ring_slots", ("return slots", "return sorted(slots, key=lambda p: (p < 0, p))"), "order of age"),
-    ("ring_slots", ("return slots", "return sorted(slots, reverse=True)"), "newest token stands first"),
-    ("ring_slots", ("range(length)", "range(min(length, window))"), "the first tokens stay"),
-    ("ring_slots", ("range(length)", "range(length - 1)"), "the last token is missing"),
-    ("ring_slots", ("range(length)", "range(length + 1)"), "one token too many"),
-    ("ring_slots", ("[-1] * window", "[0] * window"), "mark it with -1"),
-    ("ring_slots", ("position % window]", "(position + 1) % window]"), "one slot too far"),
-    ("ring_slots", ("return slots", "return list(range(length))"), "a ring has `window` slots"),
-    ("ring_slots", ("position % window]", "position]"), "raises IndexError"),
-    ("first_in_reach", ("window - 1 for", "window for"), "reaches W - 1"),
-    ("first_in_reach", ("sum(window - 1 for window in windows)", "max(windows) + 1"), "the reach of one layer"),
-    (
-        "first_in_reach",
-        ("sum(window - 1 for window in windows)", "len(windows) * (windows[0] - 1)"),
-        "different windows",
-    ),
-    (
-        "first_in_reach",
-        ("sum(window - 1 for window in windows)", "int(np.prod([w - 1 for w in windows]))"),
-        "multiplied",
-    ),
-    (
-        "first_in_reach",
-        ("max(0, position - sum(window - 1 for window in windows))", "position - sum(w - 1 for w in windows)"),
-        "no token before position 0",
-    ),
-    (
-        "first_in_reach",
-        ("max(0, position - sum(window - 1 for window in windows))", "min(position, sum(w - 1 for w in windows))"),
-        "how far back it reaches",
-    ),
-    (
-        "first_in_reach",
-        ("if None in windows:\n        return 0", "windows = [w for w in windows if w is not None]"),
-        "was left out",
-    ),
-    ("sink_distance", ("if key >= sinks", "if True"), "the distance in the text"),
-    ("sink_distance", ("sinks + window - 1", "sinks + window"), "one place too far"),
-    ("sink_distance", ("sinks + window - 1", "window - 1"), "places of their own"),
-    ("sink_distance", ("if key >= sinks", "if False"), "only the sinks come nearer"),
-    ("sink_distance", ("min(position, sinks + window - 1)", "sinks + window - 1"), "while nothing was evicted"),
-    (
-        "sink_distance",
-        (
-            "if key >= sinks",
-            "slot = lambda p: p if p < sinks else sinks + (p - sinks) % window\n"
-            "    return abs(slot(position) - slot(key))\n    if key >= sinks",
-        ),
-        "distance between slots",
-    ),
-    ("windowed_bytes", ("min(seq_len, window)", "seq_len"), "every layer keeps all tokens"),
-    ("windowed_bytes", ("min(seq_len, window)", "window"), "shorter than the window"),
-    ("windowed_bytes", ("seq_len if window is None", "0 if window is None"), "was left out"),
-    ("windowed_bytes", ("seq_len if window is None", "min(seq_len, 16) if window is None"), "was given a window"),
-    ("windowed_bytes", ("n_kv_heads", "n_heads"), "n_kv_heads heads, not for n_heads"),
-    ("windowed_bytes", ("return 2 *", "return"), "only one of them is counted"),
-    ("windowed_bytes", (" // 8", ""), "these are bits"),
-    ("windowed_bytes", (" * bits // 8", ""), "the bits are missing"),
-    ("windowed_bytes", ("in config.windows", "in config.windows[:1]"), "only one layer"),
-]
-
-
-@pytest.mark.parametrize("name, change, phrase", WRONG)
-def test_the_usual_mistakes_are_named(name, change, phrase):
-    assert_mistake_is_named(name, ANSWERS[name], change, phrase)
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_the_changed_answers_are_right_before_the_change(name):
-    assert getattr(kv.check, name)(learner(ANSWERS[name])).status == "right"
-
-
-def test_every_exercise_has_at_least_three_wrong_answers():
-    assert all(sum(wrong == name for wrong, _, _ in WRONG) >= 3 for name in EXERCISES)
+TestExercises = shared_tests(NOTEBOOK, RIGHT, MISTAKES)
 
 
 def test_worked_answers_by_hand():

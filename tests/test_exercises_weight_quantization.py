@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from exercises import assert_mistake_is_named, assert_worked_answer_is_right_and_stub_not_attempted, learner
+from exercises import shared_tests, solution
 
 import kvcourse as kv
-from kvcourse.notebooks.exercises import solution
 from kvcourse.quant import gguf_blocks
 from kvcourse.quant.fold import fold
 from kvcourse.quant.grid import Grid, fit
@@ -14,24 +13,14 @@ from kvcourse.quant.packing import pack
 from kvcourse.quant.tensor import QuantizedTensor, rtn
 
 NOTEBOOK = "08_weight_quantization"
-EXERCISES = [
-    "round_to_grid",
-    "zero_point",
-    "pack_nibbles",
-    "quantized_bytes",
-    "read_q4_0",
-    "gptq_update",
-    "fold_value_scale",
-]
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_the_worked_answer_is_right_and_the_stub_not_attempted(name):
-    assert_worked_answer_is_right_and_stub_not_attempted(NOTEBOOK, name)
-
 
 RIGHT = {
     "round_to_grid": [
+        """
+        def round_to_grid(group, bits):
+            scale = group.abs().max() / (2 ** (bits - 1) - 1)
+            return (group / scale).round() * scale
+        """,
         """
         def round_to_grid(group, bits):
             top = 2 ** (bits - 1) - 1
@@ -48,6 +37,12 @@ RIGHT = {
     "zero_point": [
         """
         def zero_point(group, bits):
+            low, high = min(0.0, float(group.min())), max(0.0, float(group.max()))
+            scale = (high - low) / (2**bits - 1)
+            return scale, round(-low / scale)
+        """,
+        """
+        def zero_point(group, bits):
             with_zero = torch.cat([group, torch.zeros(1)])
             scale = (with_zero.max() - with_zero.min()) / (2**bits - 1)
             return scale, (-with_zero.min() / scale).round()
@@ -59,6 +54,10 @@ RIGHT = {
         """,
     ],
     "pack_nibbles": [
+        """
+        def pack_nibbles(codes):
+            return bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2]))
+        """,
         """
         def pack_nibbles(codes):
             packed = bytearray()
@@ -79,6 +78,11 @@ RIGHT = {
     "quantized_bytes": [
         """
         def quantized_bytes(rows, columns, bits, group_size):
+            groups = rows * columns // group_size
+            return (rows * columns * bits + groups * (16 + bits)) / 8
+        """,
+        """
+        def quantized_bytes(rows, columns, bits, group_size):
             return rows * columns * (bits + (16 + bits) / group_size) / 8
         """,
         """
@@ -88,6 +92,12 @@ RIGHT = {
         """,
     ],
     "read_q4_0": [
+        """
+        def read_q4_0(block):
+            halves = np.frombuffer(block[2:], np.uint8)
+            codes = np.concatenate([halves & 15, halves >> 4]).astype(np.float32)
+            return (codes - 8) * np.frombuffer(block[:2], "<f2").astype(np.float32)
+        """,
         """
         def read_q4_0(block):
             import struct
@@ -102,6 +112,11 @@ RIGHT = {
         """,
     ],
     "gptq_update": [
+        """
+        def gptq_update(weight, rounded, inverse):
+            error = (weight[:, 0] - rounded) / inverse[0, 0]
+            return weight - torch.outer(error, inverse[0])
+        """,
         """
         def gptq_update(weight, rounded, inverse):
             weight = weight.clone()
@@ -122,6 +137,12 @@ RIGHT = {
     "fold_value_scale": [
         """
         def fold_value_scale(v, o, scale, n_heads, d_head):
+            heads = scale.reshape(-1, d_head)
+            wide = heads.repeat_interleave(n_heads // len(heads), dim=0).flatten()
+            return v / scale[:, None], o * wide
+        """,
+        """
+        def fold_value_scale(v, o, scale, n_heads, d_head):
             group = n_heads // (len(scale) // d_head)
             columns = [scale[head // group * d_head + i] for head in range(n_heads) for i in range(d_head)]
             return torch.diag(1 / scale) @ v, o * torch.stack(columns)
@@ -136,223 +157,138 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("name, code", [(name, code) for name, codes in RIGHT.items() for code in codes])
-def test_other_right_ways_pass(name, code):
-    verdict = getattr(kv.check, name)(learner(code))
-    assert (verdict.status, verdict.message) == ("right", "")
-
-
-ANSWERS = {
-    "round_to_grid": """
-def round_to_grid(group, bits):
-    scale = group.abs().max() / (2 ** (bits - 1) - 1)
-    return (group / scale).round() * scale
-""",
-    "zero_point": """
-def zero_point(group, bits):
-    low, high = min(0.0, float(group.min())), max(0.0, float(group.max()))
-    scale = (high - low) / (2**bits - 1)
-    return scale, round(-low / scale)
-""",
-    "pack_nibbles": """
-def pack_nibbles(codes):
-    return bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2]))
-""",
-    "quantized_bytes": """
-def quantized_bytes(rows, columns, bits, group_size):
-    groups = rows * columns // group_size
-    return (rows * columns * bits + groups * (16 + bits)) / 8
-""",
-    "read_q4_0": """
-def read_q4_0(block):
-    halves = np.frombuffer(block[2:], np.uint8)
-    codes = np.concatenate([halves & 15, halves >> 4]).astype(np.float32)
-    return (codes - 8) * np.frombuffer(block[:2], "<f2").astype(np.float32)
-""",
-    "gptq_update": """
-def gptq_update(weight, rounded, inverse):
-    error = (weight[:, 0] - rounded) / inverse[0, 0]
-    return weight - torch.outer(error, inverse[0])
-""",
-    "fold_value_scale": """
-def fold_value_scale(v, o, scale, n_heads, d_head):
-    heads = scale.reshape(-1, d_head)
-    wide = heads.repeat_interleave(n_heads // len(heads), dim=0).flatten()
-    return v / scale[:, None], o * wide
-""",
+MISTAKES = {
+    "round_to_grid": [
+        (("(2 ** (bits - 1) - 1)", "2 ** (bits - 1)"), "have not"),
+        (
+            (
+                "(2 ** (bits - 1) - 1)\n    return (group / scale).round()",
+                "2 ** (bits - 1)\n    return (group / scale).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)",
+            ),
+            "cut off",
+        ),
+        (("(2 ** (bits - 1) - 1)", "(2**bits - 1)"), "twice as many"),
+        (("(2 ** (bits - 1) - 1)", "7"), "7 steps hold for 4 bits only"),
+        (("(2 ** (bits - 1) - 1)", "7.5"), "half a step off"),
+        (("(2 ** (bits - 1) - 1)", "((2**bits - 1) / 2)"), "half a step off"),
+        (("return (group / scale).round() * scale", "return group + scale"), "[0.237, -0.412, 0.105,"),
+        (("group.abs().max() / (2 ** (bits - 1) - 1)", "(group.max() - group.min()) / 15"), "lowest"),
+        (("group.abs().max()", "group.max()"), "negative side"),
+        ((".round()", ".floor()"), "rounded down"),
+        ((".round()", ".trunc()"), "towards zero"),
+        ((".round() * scale", ".round()"), "these are the codes"),
+        ((".round() * scale", " * scale"), "nothing is rounded"),
+    ],
+    "zero_point": [
+        (
+            ("min(0.0, float(group.min())), max(0.0, float(group.max()))", "group.min().item(), group.max().item()"),
+            "no code at all",
+        ),
+        (
+            (
+                "min(0.0, float(group.min())), max(0.0, float(group.max()))\n    scale = (high - low) / (2**bits - 1)\n"
+                "    return scale, round(-low / scale)",
+                "float(group.min()), float(group.max())\n    scale = (high - low) / (2**bits - 1)\n"
+                "    return scale, min(max(round(-low / scale), 0), 2**bits - 1)",
+            ),
+            "does not mean 0",
+        ),
+        (("max(0.0, float(group.max()))", "float(group.max())"), "its upper end reach to 0"),
+        (("round(-low / scale)", "2 ** (bits - 1)"), "in the middle of the codes"),
+        (("(2**bits - 1)", "2**bits"), "2^bits - 1 steps"),
+        (("round(-low", "round(low"), "wrong sign"),
+        (("scale, round(-low / scale)", "round(-low / scale), scale"), "scale comes first"),
+        (("round(-low / scale)", "-low / scale"), "a whole number"),
+        (("round(-low / scale)", "low"), "lowest number"),
+        (("round(-low / scale)", "int(-low / scale)"), "cut off"),
+    ],
+    "pack_nibbles": [
+        (("low | high << 4", "low << 4 | high"), "swapped"),
+        (("low | high << 4", "low + high"), "moved up"),
+        (("low | high << 4", "low + high << 4"), "binds before"),
+        (("low | high << 4", "low | high"), "on top of each other"),
+        (("low | high << 4", "low + 10 * high"), "times 16"),
+        (("bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2]))", "bytes(codes)"), "its own"),
+        (("zip(codes[::2], codes[1::2])", "zip(codes[: len(codes) // 2], codes[len(codes) // 2 :])"), "n/2"),
+        (("return bytes", "return ''.join(map(str, codes)) or bytes"), "expected b"),
+    ],
+    "quantized_bytes": [
+        ((" + groups * (16 + bits)", ""), "codes alone"),
+        (("(16 + bits)", "16"), "zeros are missing"),
+        (("(16 + bits)", "bits"), "scales are missing"),
+        ((" / 8", ""), "a byte has 8"),
+        (("(16 + bits)", "8 * (16 + bits)"), "given in bits"),
+        (("rows * columns // group_size", "rows"), "once a row"),
+        (("rows * columns // group_size", "columns // group_size"), "every row"),
+        (("rows * columns // group_size", "(rows // group_size) * (columns // group_size)"), "within a row"),
+        (("rows * columns // group_size", "rows * columns"), "for every number"),
+        (("(16 + bits)", "(32 + bits)"), "32 bits"),
+    ],
+    "read_q4_0": [
+        (
+            ("np.concatenate([halves & 15, halves >> 4])", "np.stack([halves & 15, halves >> 4], 1).ravel()"),
+            "neighbors",
+        ),
+        (("[halves & 15, halves >> 4]", "[halves >> 4, halves & 15]"), "high halves come first"),
+        (
+            (
+                'np.float32)\n    return (codes - 8) * np.frombuffer(block[:2], "<f2").astype(np.float32)',
+                'np.int8)\n    return (codes - 8) * np.frombuffer(block[:2], "<f2")',
+            ),
+            "rounded to float16",
+        ),
+        (
+            (
+                'np.float32)\n    return (codes - 8) * np.frombuffer(block[:2], "<f2").astype(np.float32)',
+                'np.float16)\n    return (codes - 8) * np.frombuffer(block[:2], "<f2")[0]',
+            ),
+            "rounded to float16",
+        ),
+        (("(codes - 8)", "codes"), "not centered"),
+        (("(codes - 8)", "np.where(codes > 7, codes - 16, codes)"), "signed"),
+        ((".astype(np.float32)\n    return (codes - 8)", "\n    return (codes - 8)"), "no negative numbers"),
+        (('"<f2"', '">f2"'), "little-endian"),
+        (('(codes - 8) * np.frombuffer(block[:2], "<f2").astype(np.float32)', "codes - 8"), "by the scale"),
+        (("halves & 15", "halves"), "four bits only"),
+        (("halves >> 4", "halves & 240"), "not moved down"),
+    ],
+    "gptq_update": [
+        (("weight - torch", "weight + torch"), "away from `rounded`"),
+        ((" / inverse[0, 0]", ""), "without a division"),
+        (
+            ("inverse[0])", "torch.linalg.inv(inverse)[0] * inverse[0, 0] / torch.linalg.inv(inverse)[0, 0])"),
+            "a row of the Hessian",
+        ),
+        (
+            ("weight - torch.outer(error, inverse[0])", "torch.cat([rounded[:, None], weight[:, 1:]], 1)"),
+            "nothing was passed on",
+        ),
+        (("weight - torch.outer(error, inverse[0])", "(weight - torch.outer(error, inverse[0]))[:, 1:]"), "is missing"),
+        (("inverse[0])", "inverse[0] * inverse[0, 0] / inverse.diagonal())"), "that of the column being rounded"),
+    ],
+    "fold_value_scale": [
+        (
+            ("heads.repeat_interleave(n_heads // len(heads), dim=0).flatten()", "scale.repeat(n_heads // len(heads))"),
+            "next to each other",
+        ),
+        (
+            (
+                "heads.repeat_interleave(n_heads // len(heads), dim=0).flatten()",
+                "scale.repeat_interleave(n_heads // len(heads))",
+            ),
+            "as a whole",
+        ),
+        (("o * wide", "o * scale"), "once per query head"),
+        (("v / scale[:, None], o * wide", "v * scale[:, None], o * scale"), "size of tensor"),
+        (("v / scale[:, None], o * wide", "v * scale[:, None], o / wide"), "swapped"),
+        (("v / scale[:, None], o * wide", "v, o * wide"), "v is left"),
+        (("v / scale[:, None], o * wide", "v / scale[:, None], o"), "o is left"),
+        (("o * wide", "o / wide"), "both are divided"),
+        (("v / scale", "v * scale"), "both are multiplied"),
+    ],
 }
 
-WRONG = [
-    # (exercise, what is replaced in a right answer, by what, what the message must name)
-    ("round_to_grid", ("(2 ** (bits - 1) - 1)", "2 ** (bits - 1)"), "have not"),
-    (
-        "round_to_grid",
-        (
-            "(2 ** (bits - 1) - 1)\n    return (group / scale).round()",
-            "2 ** (bits - 1)\n    return (group / scale).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)",
-        ),
-        "cut off",
-    ),
-    ("round_to_grid", ("(2 ** (bits - 1) - 1)", "(2**bits - 1)"), "twice as many"),
-    ("round_to_grid", ("(2 ** (bits - 1) - 1)", "7"), "7 steps hold for 4 bits only"),
-    ("round_to_grid", ("(2 ** (bits - 1) - 1)", "7.5"), "half a step off"),
-    ("round_to_grid", ("(2 ** (bits - 1) - 1)", "((2**bits - 1) / 2)"), "half a step off"),
-    ("round_to_grid", ("return (group / scale).round() * scale", "return group + scale"), "[0.237, -0.412, 0.105,"),
-    ("round_to_grid", ("group.abs().max() / (2 ** (bits - 1) - 1)", "(group.max() - group.min()) / 15"), "lowest"),
-    ("round_to_grid", ("group.abs().max()", "group.max()"), "negative side"),
-    ("round_to_grid", (".round()", ".floor()"), "rounded down"),
-    ("round_to_grid", (".round()", ".trunc()"), "towards zero"),
-    ("round_to_grid", (".round() * scale", ".round()"), "these are the codes"),
-    ("round_to_grid", (".round() * scale", " * scale"), "nothing is rounded"),
-    (
-        "zero_point",
-        ("min(0.0, float(group.min())), max(0.0, float(group.max()))", "group.min().item(), group.max().item()"),
-        "no code at all",
-    ),
-    (
-        "zero_point",
-        (
-            "min(0.0, float(group.min())), max(0.0, float(group.max()))\n    scale = (high - low) / (2**bits - 1)\n"
-            "    return scale, round(-low / scale)",
-            "float(group.min()), float(group.max())\n    scale = (high - low) / (2**bits - 1)\n"
-            "    return scale, min(max(round(-low / scale), 0), 2**bits - 1)",
-        ),
-        "does not mean 0",
-    ),
-    ("zero_point", ("max(0.0, float(group.max()))", "float(group.max())"), "its upper end reach to 0"),
-    ("zero_point", ("round(-low / scale)", "2 ** (bits - 1)"), "in the middle of the codes"),
-    ("zero_point", ("(2**bits - 1)", "2**bits"), "2^bits - 1 steps"),
-    ("zero_point", ("round(-low", "round(low"), "wrong sign"),
-    ("zero_point", ("scale, round(-low / scale)", "round(-low / scale), scale"), "scale comes first"),
-    ("zero_point", ("round(-low / scale)", "-low / scale"), "a whole number"),
-    ("zero_point", ("round(-low / scale)", "low"), "lowest number"),
-    ("zero_point", ("round(-low / scale)", "int(-low / scale)"), "cut off"),
-    ("pack_nibbles", ("low | high << 4", "low << 4 | high"), "swapped"),
-    ("pack_nibbles", ("low | high << 4", "low + high"), "moved up"),
-    ("pack_nibbles", ("low | high << 4", "low + high << 4"), "binds before"),
-    ("pack_nibbles", ("low | high << 4", "low | high"), "on top of each other"),
-    ("pack_nibbles", ("low | high << 4", "low + 10 * high"), "times 16"),
-    (
-        "pack_nibbles",
-        ("bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2]))", "bytes(codes)"),
-        "its own",
-    ),
-    (
-        "pack_nibbles",
-        ("zip(codes[::2], codes[1::2])", "zip(codes[: len(codes) // 2], codes[len(codes) // 2 :])"),
-        "n/2",
-    ),
-    ("pack_nibbles", ("return bytes", "return ''.join(map(str, codes)) or bytes"), "expected b"),
-    ("quantized_bytes", (" + groups * (16 + bits)", ""), "codes alone"),
-    ("quantized_bytes", ("(16 + bits)", "16"), "zeros are missing"),
-    ("quantized_bytes", ("(16 + bits)", "bits"), "scales are missing"),
-    ("quantized_bytes", (" / 8", ""), "a byte has 8"),
-    ("quantized_bytes", ("(16 + bits)", "8 * (16 + bits)"), "given in bits"),
-    ("quantized_bytes", ("rows * columns // group_size", "rows"), "once a row"),
-    ("quantized_bytes", ("rows * columns // group_size", "columns // group_size"), "every row"),
-    (
-        "quantized_bytes",
-        ("rows * columns // group_size", "(rows // group_size) * (columns // group_size)"),
-        "within a row",
-    ),
-    ("quantized_bytes", ("rows * columns // group_size", "rows * columns"), "for every number"),
-    ("quantized_bytes", ("(16 + bits)", "(32 + bits)"), "32 bits"),
-    (
-        "read_q4_0",
-        ("np.concatenate([halves & 15, halves >> 4])", "np.stack([halves & 15, halves >> 4], 1).ravel()"),
-        "neighbors",
-    ),
-    ("read_q4_0", ("[halves & 15, halves >> 4]", "[halves >> 4, halves & 15]"), "high halves come first"),
-    (
-        "read_q4_0",
-        (
-            'np.float32)\n    return (codes - 8) * np.frombuffer(block[:2], "<f2").astype(np.float32)',
-            'np.int8)\n    return (codes - 8) * np.frombuffer(block[:2], "<f2")',
-        ),
-        "rounded to float16",
-    ),
-    (
-        "read_q4_0",
-        (
-            'np.float32)\n    return (codes - 8) * np.frombuffer(block[:2], "<f2").astype(np.float32)',
-            'np.float16)\n    return (codes - 8) * np.frombuffer(block[:2], "<f2")[0]',
-        ),
-        "rounded to float16",
-    ),
-    ("read_q4_0", ("(codes - 8)", "codes"), "not centered"),
-    ("read_q4_0", ("(codes - 8)", "np.where(codes > 7, codes - 16, codes)"), "signed"),
-    (
-        "read_q4_0",
-        (".astype(np.float32)\n    return (codes - 8)", "\n    return (codes - 8)"),
-        "no negative numbers",
-    ),
-    ("read_q4_0", ('"<f2"', '">f2"'), "little-endian"),
-    ("read_q4_0", ('(codes - 8) * np.frombuffer(block[:2], "<f2").astype(np.float32)', "codes - 8"), "by the scale"),
-    ("read_q4_0", ("halves & 15", "halves"), "four bits only"),
-    ("read_q4_0", ("halves >> 4", "halves & 240"), "not moved down"),
-    ("gptq_update", ("weight - torch", "weight + torch"), "away from `rounded`"),
-    ("gptq_update", (" / inverse[0, 0]", ""), "without a division"),
-    (
-        "gptq_update",
-        ("inverse[0])", "torch.linalg.inv(inverse)[0] * inverse[0, 0] / torch.linalg.inv(inverse)[0, 0])"),
-        "a row of the Hessian",
-    ),
-    (
-        "gptq_update",
-        ("weight - torch.outer(error, inverse[0])", "torch.cat([rounded[:, None], weight[:, 1:]], 1)"),
-        "nothing was passed on",
-    ),
-    (
-        "gptq_update",
-        ("weight - torch.outer(error, inverse[0])", "(weight - torch.outer(error, inverse[0]))[:, 1:]"),
-        "is missing",
-    ),
-    (
-        "gptq_update",
-        ("inverse[0])", "inverse[0] * inverse[0, 0] / inverse.diagonal())"),
-        "that of the column being rounded",
-    ),
-    (
-        "fold_value_scale",
-        ("heads.repeat_interleave(n_heads // len(heads), dim=0).flatten()", "scale.repeat(n_heads // len(heads))"),
-        "next to each other",
-    ),
-    (
-        "fold_value_scale",
-        (
-            "heads.repeat_interleave(n_heads // len(heads), dim=0).flatten()",
-            "scale.repeat_interleave(n_heads // len(heads))",
-        ),
-        "as a whole",
-    ),
-    ("fold_value_scale", ("o * wide", "o * scale"), "once per query head"),
-    ("fold_value_scale", ("v / scale[:, None], o * wide", "v * scale[:, None], o * scale"), "size of tensor"),
-    ("fold_value_scale", ("v / scale[:, None], o * wide", "v * scale[:, None], o / wide"), "swapped"),
-    ("fold_value_scale", ("v / scale[:, None], o * wide", "v, o * wide"), "v is left"),
-    ("fold_value_scale", ("v / scale[:, None], o * wide", "v / scale[:, None], o"), "o is left"),
-    ("fold_value_scale", ("o * wide", "o / wide"), "both are divided"),
-    ("fold_value_scale", ("v / scale", "v * scale"), "both are multiplied"),
-]
-
-
-@pytest.mark.parametrize("name, change, phrase", WRONG)
-def test_the_usual_mistakes_are_named(name, change, phrase):
-    assert_mistake_is_named(name, ANSWERS[name], change, phrase)
-
-
-@pytest.mark.parametrize("name", EXERCISES)
-def test_the_changed_answers_are_right_before_the_change(name):
-    assert getattr(kv.check, name)(learner(ANSWERS[name])).status == "right"
-
-
-def test_every_exercise_has_at_least_three_wrong_answers():
-    assert all(sum(wrong == name for wrong, _, _ in WRONG) >= 3 for name in EXERCISES)
-
-
-@pytest.mark.parametrize("name, code", [(name, code.replace("return ", "")) for name, code in ANSWERS.items()])
-def test_a_missing_return_is_asked_about(name, code):
-    verdict = getattr(kv.check, name)(learner(code))
-    assert verdict.status == "not attempted" and "is the return missing?" in verdict.message
+TestExercises = shared_tests(NOTEBOOK, RIGHT, MISTAKES)
 
 
 # --- the worked answers against examples by hand, and against the package -----------------------------------------

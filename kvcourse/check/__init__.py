@@ -1,6 +1,7 @@
 """Checkers of the exercises: `kv.check.NAME(your_answer)`. Each prints whether the answer is right, or what is not.
 
-An exercise is a function marked `@exercise` (see `framework`) in one of the modules of this folder.
+An exercise is a function marked `@exercise` (see `framework`) in one of the modules of this folder, with a line in
+`catalog`. `kv.check.progress()` prints what is done, `kv.check.reset()` forgets it.
 """
 
 import difflib
@@ -8,12 +9,9 @@ import importlib
 import pkgutil
 
 from kvcourse.check import framework
+from kvcourse.check.standing import progress, reset
 
-
-def progress(notebook: str = "") -> None:
-    """Print how each exercise stands, of the course or of one notebook: `kv.check.progress("01")`."""
-    _import_all()
-    framework.progress(notebook)
+__all__ = ["progress", "reset"]
 
 
 def __getattr__(name: str):
@@ -29,7 +27,7 @@ def __getattr__(name: str):
 
 def __dir__():
     _import_all()
-    return sorted({"progress", *framework.EXERCISES})
+    return sorted({*__all__, *framework.EXERCISES})
 
 
 def _import_all() -> None:

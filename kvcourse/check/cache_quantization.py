@@ -6,8 +6,6 @@ import torch
 
 from kvcourse.check.framework import compare, error_of, exercise, normal
 
-NOTEBOOK = "09_cache_quantization"
-
 
 @exercise
 def round_keys(answer):
@@ -36,12 +34,13 @@ def round_keys(answer):
     def whole_rows(x, bits, group_size):
         return along("channel", grid(), x, bits, x.shape[0]), along("token", grid(), x, bits, x.shape[1])
 
-    def spread_groups(x, bits, group_size):
+    def spread_groups(x, bits, group_size, put_back=True):
         """Numbers of a group do not stand beside each other."""
         rounded = []
         for table in (x.T, x):
             order = torch.arange(table.shape[1]).reshape(group_size, -1).T.reshape(-1)
-            rounded.append(along("token", grid(), table[:, order], bits, group_size)[:, order.argsort()])
+            made = along("token", grid(), table[:, order], bits, group_size)
+            rounded.append(made[:, order.argsort()] if put_back else made)
         return rounded[0].T, rounded[1]
 
     def not_turned(x, bits, group_size):
@@ -57,8 +56,12 @@ def round_keys(answer):
         found = end(groups, dim, keepdim=keepdim)
         return found.clamp(max=0) if end is torch.amin else found.clamp(min=0)
 
+    def along_both(x, bits, group_size):
+        channel, token = (answer(x, bits, axis, group_size) for axis in ("channel", "token"))
+        return None if channel is None and token is None else (channel, token)
+
     return compare(
-        lambda x, bits, group_size: (answer(x, bits, "channel", group_size), answer(x, bits, "token", group_size)),
+        along_both,
         both(grid()),
         cases=[
             (normal(8, 16) + 5 * torch.arange(16), 2, 4),
@@ -92,6 +95,12 @@ def round_keys(answer):
             "the grid reaches to zero, where no number of the group is; let it reach from the lowest to the highest": (
                 both(grid(partial(through_zero, torch.amin), partial(through_zero, torch.amax)))
             ),
+            "the upper end of the grid reaches to zero; let it end at the highest number of the group": both(
+                grid(high=partial(through_zero, torch.amax))
+            ),
+            "the lower end of the grid reaches to zero; let it begin at the lowest number of the group": both(
+                grid(low=partial(through_zero, torch.amin))
+            ),
             "the grid lies evenly around zero; let it reach from the lowest to the highest number": both(
                 grid(
                     lambda groups, dim, keepdim: -groups.abs().amax(dim, keepdim=keepdim),
@@ -109,6 +118,8 @@ def round_keys(answer):
             "numbers that share a group do not stand beside each other; cut x into pieces of `group_size` in a row": (
                 spread_groups
             ),
+            "numbers that share a group do not stand beside each other, and do not come back to their places; cut x "
+            "into pieces of `group_size` in a row": partial(spread_groups, put_back=False),
         },
     )
 
@@ -223,6 +234,9 @@ def full_groups(answer):
         ],
         mistakes={
             "the newest tokens are grouped and the oldest go on waiting; it must be the other way round": newest,
+            "the newest tokens are grouped, and some of them go on waiting as well; take the oldest, from the front": (
+                lambda w, size: (newest(w, size)[0], right(w, size)[1])
+            ),
             "the last group is filled up with zeros; what fills no group goes on waiting, exactly as it is": padded,
             "only one group is taken; take all that are full": lambda w, size: cut(w, size, min(1, len(w) // size)),
             "when the last group is just full it is kept back; nothing need wait then": keeps_one,

@@ -6,8 +6,6 @@ from kvcourse.caches import QuantizedCache
 from kvcourse.check.framework import compare, exercise, normal
 from kvcourse.config import ModelConfig
 
-NOTEBOOK = "09_cache_quantization"
-
 
 @exercise
 def true_bits(answer):

@@ -1,9 +1,7 @@
 """What a checker of an exercise is made of.
 
-A checker is a function marked `@exercise`; its name is the exercise's name. It gets the learner's answer and
-returns None (right) or a sentence that says what is wrong. Most are one call of `compare`:
-
-    NOTEBOOK = "01_naive_generation"  # once in each module of checkers
+A checker is a function marked `@exercise`; its name is the exercise's name, which `catalog` has too. It gets the
+learner's answer and returns None (right) or a sentence that says what is wrong. Most are one call of `compare`:
 
     @exercise
     def softmax_rows(answer):
@@ -29,7 +27,6 @@ import functools
 import inspect
 import linecache
 import random
-import sys
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,13 +60,13 @@ class Exercise:
 
     def __init__(self, body, value: bool):
         self.body, self.value = body, value
-        self.notebook = sys.modules[body.__module__].__dict__.get("NOTEBOOK", body.__module__.rpartition(".")[2])
         functools.update_wrapper(self, body)
 
     def __call__(self, answer) -> Verdict:
         status, message = self._examine(answer)
-        results.record_exercise(self.__name__, status)
-        return Verdict(self.__name__, status, message).say()
+        verdict = Verdict(self.__name__, status, message).say()
+        results.record_exercise(self.__name__, status)  # last: the verdict is told whatever becomes of the file
+        return verdict
 
     def __repr__(self):
         return f"<checker kv.check.{self.__name__}: call it with your answer>"
@@ -148,20 +145,6 @@ def normal(*shape: int, seed: int = 0, dtype=torch.float32) -> torch.Tensor:
     """Standard normal numbers, the same on every machine and untouched by the global random state."""
     numbers = np.random.Generator(np.random.PCG64(seed)).standard_normal(shape)
     return torch.from_numpy(numbers).to(dtype)
-
-
-def progress(notebook: str = "") -> None:
-    """Print how each exercise of the course stands, or of one notebook: `progress("01")`."""
-    stands = results.progress()
-    chosen = [exercise for exercise in EXERCISES.values() if exercise.notebook.startswith(notebook)]
-    for name in sorted({exercise.notebook for exercise in chosen}):
-        here = [exercise.__name__ for exercise in chosen if exercise.notebook == name]
-        done = sum(stands.get(exercise) == "right" for exercise in here)
-        print(f"{name}: {done} of {len(here)} right")
-        for exercise in here:
-            print(f"  {exercise:<28} {stands.get(exercise, 'not attempted')}")
-    if not chosen:
-        print(f"No exercise belongs to a notebook that begins with {notebook!r}.")
 
 
 def _arguments(case) -> tuple:

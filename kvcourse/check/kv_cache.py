@@ -8,8 +8,6 @@ from kvcourse.check.framework import compare, diagnose, error_of, exercise, norm
 from kvcourse.config import ModelConfig
 from kvcourse.model import Transformer
 
-NOTEBOOK = "02_kv_cache"
-
 
 @exercise
 def append(answer):

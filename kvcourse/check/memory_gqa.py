@@ -7,8 +7,6 @@ from kvcourse.check.framework import compare, exercise, normal
 from kvcourse.config import ModelConfig
 from kvcourse.cost import cache_bytes, weight_bytes
 
-NOTEBOOK = "04_memory_and_gqa"
-
 GROUPED = ModelConfig(vocab_size=1000, n_layers=4, n_heads=8, n_kv_heads=2, d_model=64, d_ff=128)
 # Here every mistake with one of the numbers is off by a factor of its own, and d_model is not n_heads x d_head.
 WIDE = ModelConfig(vocab_size=1000, n_layers=3, n_heads=12, n_kv_heads=4, d_model=50, d_head=20, d_ff=96)
@@ -239,6 +237,12 @@ def pool_heads(answer):
             "this is the first head of each group; the mean of all is wanted": lambda w, n, d: heads(w, n, d)[
                 :, 0
             ].flatten(0, 1),
+            "the numbers within a head are averaged; average row i of one head with row i of another": (
+                lambda w, n, d: w.unflatten(0, (-1, d)).mean(1)
+            ),
+            "the rows are cut in another order: first the groups, in each of them its heads, in each head its rows": (
+                lambda w, n, d: w.unflatten(0, (n, d, -1)).mean(1).flatten(0, 1)
+            ),
             "neighbouring rows are averaged; average whole heads, row i of one with row i of another": (
                 lambda w, n, d: w.reshape(n * d, -1, w.shape[1]).mean(1)
             ),

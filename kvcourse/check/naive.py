@@ -12,8 +12,6 @@ from kvcourse.cost import flops
 from kvcourse.layers import attention
 from kvcourse.model import Transformer
 
-NOTEBOOK = "01_naive_generation"
-
 
 @exercise
 def causal_attention(answer):

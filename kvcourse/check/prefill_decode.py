@@ -1,5 +1,7 @@
 """Checkers of notebook 03: the roofline by hand, who reads what, prefill in pieces, guessed tokens, prices."""
 
+from itertools import pairwise
+
 import torch
 
 from kvcourse.caches import DenseCache
@@ -7,8 +9,6 @@ from kvcourse.check.framework import compare, diagnose, exercise
 from kvcourse.check.kv_cache import Recorder
 from kvcourse.config import ModelConfig
 from kvcourse.cost import bytes_moved, cache_bytes
-
-NOTEBOOK = "03_prefill_and_decode"
 
 
 @exercise
@@ -158,6 +158,9 @@ CHUNK_MISTAKES = {
     ),
     "these are the scores after the first token of the last piece; take its last row": lambda m, p: _after_pieces(
         m, p, row=0
+    ),
+    "the pieces overlap by a token, which the model then reads twice; a slice leaves out its end": lambda m, p: (
+        _after_pieces(m, [piece + after[:1] for piece, after in pairwise([*p, []])])
     ),
     "each piece was run as a text of its own; pass the cache, so that it sees the pieces before it": lambda m, p: (
         _after_pieces(m, p, forget=True)

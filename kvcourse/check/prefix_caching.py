@@ -5,8 +5,6 @@ from collections.abc import Iterable
 from kvcourse.check.diagnosis import matches, short
 from kvcourse.check.framework import compare, exercise
 
-NOTEBOOK = "07_prefix_caching"
-
 
 @exercise
 def block_keys(answer):

@@ -2,8 +2,6 @@
 
 from kvcourse.check.framework import compare, exercise
 
-NOTEBOOK = "07_prefix_caching"
-
 
 @exercise
 def request_price(answer):

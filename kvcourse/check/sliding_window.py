@@ -6,8 +6,6 @@ from kvcourse.check.framework import compare, exercise
 from kvcourse.config import ModelConfig
 from kvcourse.cost import cache_bytes
 
-NOTEBOOK = "05_sliding_window"
-
 
 @exercise
 def window_mask(answer):
@@ -103,7 +101,7 @@ def first_in_reach(answer):
     return compare(
         answer,
         right,
-        cases=[(100, (8, 8, 8, 8)), (40, (4, 16)), (10, (8, 8, 8)), (7, (1, 1)), (500, (64, None, 64)), (300, (64,))],
+        cases=[(300, (64,)), (100, (8, 8, 8, 8)), (40, (4, 16)), (10, (8, 8, 8)), (7, (1, 1)), (500, (64, None, 64))],
         mistakes={
             "a window of W reaches W - 1 tokens back: the token itself is one of the W": lambda p, ws: (
                 0 if None in ws else max(0, p - sum(ws))

@@ -5,8 +5,6 @@ from itertools import accumulate, pairwise
 from kvcourse import reading
 from kvcourse.check.framework import compare, diagnose, error_of, exercise
 
-NOTEBOOK = "00_start_here"
-
 ARRIVALS = [
     [1.0, 1.1, 1.3],
     [0.5, 0.75],
@@ -38,6 +36,11 @@ def latencies(answer):
         mistakes={
             counted: with_ttft_as_gap,
             counted + " (TPOT is right)": lambda a: (a[0], [a[0], *right(a)[1]], right(a)[2]),
+            counted + ", so TPOT divides by one too many": lambda a: (
+                a[0],
+                [a[0], *right(a)[1]],
+                (a[-1] - a[0]) / len(a),
+            ),
             "TPOT divides by the number of tokens; n tokens have n - 1 gaps: (total - ttft) / (n - 1)": tpot(
                 lambda a: (a[-1] - a[0]) / len(a)
             ),
@@ -124,6 +127,7 @@ def word_times(answer):
 
 
 WAITS = [
+    ([0.5, 0.5, 2.0], 0.5),  # a slow reader never waits; who takes i * speed for i / speed sees them wait
     ([0.125, 0.25, 3.0, 3.25, 3.5], 2.0),
     ([0.125, 0.25, 0.5, 3.0], 2.0),
     ([1.0, 1.125, 1.25, 1.375, 1.75, 2.5], 4.0),  # the fifth word comes late, but the reader is busy until then
@@ -170,6 +174,9 @@ def first_wait(answer):
             "a word that arrives just when it is wanted keeps nobody waiting; compare with >, not >=": late(
                 lambda times, i, speed: times[i] >= times[0] + i / speed
             ),
+            "it finds no word that is late; word i is late when it comes after times[0] + i / words_per_second": (
+                lambda times, speed: len(times)
+            ),
             "it multiplies by the speed; at 2 words a second a word takes 1 / 2 second: divide by it": late(
                 lambda times, i, speed: times[i] > times[0] + i * speed
             ),
@@ -211,6 +218,9 @@ def hold_back(answer):
         data = held + new
         return (data.decode(), b"") if _whole(data) else ("", data)
 
+    held, rest = "\u00e9".encode()[:1], "\u00e9".encode()[1:]  # only together they can be decoded
+    if error_of(answer, b"", b"tea") is None and isinstance(error_of(answer, held, rest), ValueError):
+        return "it forgets the bytes held from before; decode held + new"
     return compare(
         answer,
         right,
@@ -225,7 +235,6 @@ def hold_back(answer):
             "it shows nothing at all while the last character is unfinished; what stands before it can be shown": (
                 all_or_nothing
             ),
-            "it forgets the bytes held from before; decode held + new": lambda held, new: right(b"", new),
             "each byte became a character of its own; UTF-8 uses up to four bytes for one": (
                 lambda held, new: ((held + new).decode("latin-1"), b"")
             ),

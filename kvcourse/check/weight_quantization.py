@@ -4,8 +4,6 @@ import torch
 
 from kvcourse.check.framework import compare, exercise, normal
 
-NOTEBOOK = "08_weight_quantization"
-
 
 def group_of(*numbers: float) -> torch.Tensor:
     """A group in float64, so that a message shows the numbers as they are written here."""

@@ -5,8 +5,6 @@ import torch
 
 from kvcourse.check.framework import compare, diagnose, error_of, exercise, normal
 
-NOTEBOOK = "08_weight_quantization"
-
 
 def block(scale: float, codes, order: str = "<f2") -> bytes:
     """A Q4_0 block of 18 bytes."""

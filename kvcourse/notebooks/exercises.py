@@ -1,15 +1,55 @@
-"""An exercise's function straight from the notebook source, so that tests check what is really taught."""
+"""An exercise straight from the notebook source, its text and its function, so that tests check what is taught."""
 
 import ast
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
+
+from nbformat import NotebookNode
 
 from kvcourse.notebooks.source import _without_solutions, read_cells, tags
 from kvcourse.paths import course_folder
 
 DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+HEADER = re.compile(r"### Exercise: (\w+)\n\n([●○]{3}) · (?:optional, )?(\d+) minutes\n\n(.*)\Z", re.DOTALL)
+HINT = re.compile(r"<details><summary>Hint \d</summary>(.*?)</details>", re.DOTALL)
+
+
+class ExerciseText(NamedTuple):
+    """What a learner reads before an exercise. `difficulty` is 1 to 3."""
+
+    name: str
+    difficulty: int
+    minutes: int
+    statement: str
+    why: str
+    hints: tuple[str, ...]
+
+
+def read_exercises(notebook: str | Path) -> list[ExerciseText]:
+    """The texts of a notebook's exercises, in its order: `read_exercises("02_kv_cache")`.
+
+    Raises `ValueError` where an exercise is not headed by its name, the one of the function below, and its difficulty
+    and minutes.
+    """
+    path = _source_path(notebook)
+    cells = read_cells(path)
+    return [_exercise_text(path.stem, *pair) for pair in pairwise(cells) if "exercise" in tags(pair[1])]
+
+
+def _exercise_text(notebook: str, text: NotebookNode, code: NotebookNode) -> ExerciseText:
+    found = HEADER.search(text.source)
+    if not found or found[1] not in _defined(code.source):
+        wanted = f"`### Exercise: {' or '.join(_defined(code.source))}` and a line such as `●●○ · 6 minutes`"
+        raise ValueError(f"{notebook}: before {code.source.splitlines()[0]!r} there must be {wanted}")
+    name, circles, minutes, body = found.groups()
+    statement, _, rest = body.partition("Why it matters")
+    why = rest.partition("<details>")[0]
+    hints = tuple(hint.strip() for hint in HINT.findall(body))
+    return ExerciseText(name, circles.count("●"), int(minutes), statement.strip(" *\n"), why.strip(" *:\n"), hints)
 
 
 def solution(notebook: str | Path, function: str) -> Callable:
