@@ -31,6 +31,19 @@ def placement() -> Placement:
     return Placement(torch.device("cpu"), torch.float32, "no CUDA device found; the CPU computes best in float32")
 
 
+def device_class() -> str:
+    """Machines on which the course's figures can be compared: "cpu-2-cores", "cpu-4-cores", "cuda-bfloat16", ...
+
+    Most figures are ratios, in which the speed of a processor cancels. What is left depends on whether a GPU computes
+    and in which format, or else on how many cores do (as many as PyTorch uses; 2 stands for 2 and 3, 4 for 4 to 7, and
+    so on), for they share one memory.
+    """
+    device, dtype, _ = placement()
+    if device.type == "cuda":
+        return f"cuda-{str(dtype).removeprefix('torch.')}"
+    return f"cpu-{2 ** (torch.get_num_threads().bit_length() - 1)}-cores"
+
+
 def resolve(device=None, dtype=None) -> tuple[torch.device, torch.dtype]:
     """Fill in what was not given: the default device, and the default dtype of the device in use."""
     default = placement()

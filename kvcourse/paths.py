@@ -41,13 +41,15 @@ def data_folder() -> Path:
 
 
 def course_folder() -> Path:
-    """The checkout that holds `notebooks/`: the current folder or one above it, else the package's parent.
+    """The checkout, or the learner's copy of one, that holds `notebooks/`: the current folder or one above it, else the
+    package's parent.
 
     Raises `FileNotFoundError` when there is none (the package alone does not carry the notebooks).
     """
     here = Path.cwd()
     for folder in (here, *here.parents, Path(__file__).resolve().parent.parent):
-        if (folder / "notebooks" / "src").is_dir() and (folder / "pyproject.toml").is_file():
+        marks = (folder / "notebooks" / "src", folder / "notebooks" / "00_start_here.ipynb")  # a copy has no sources
+        if any(mark.exists() for mark in marks) and (folder / "pyproject.toml").is_file():
             return folder
     raise FileNotFoundError(
         f"No course found from {here} upwards: go to the folder of the course (the one with notebooks/) and try again."

@@ -8,77 +8,26 @@ under a lock, so that two notebooks may run at once. Keys are `"NN.name"`, for e
 import math
 import re
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import NamedTuple
 
 import torch
 
-from kvcourse.device import placement
+from kvcourse.device import device_class, placement
+from kvcourse.entry import NOT_MEASURED, Entry, format_number, text_table
+from kvcourse.entry import Spoken as Spoken  # what the checkers print is of this kind too
+from kvcourse.expected.ranges import report
 from kvcourse.paths import results_folder
+from kvcourse.scoring import Score
 from kvcourse.statements import STATEMENTS
 from kvcourse.store import open_store
+from kvcourse.weights.fetch import stand_in
 
 PARTS = ("entries", "verdicts", "exercises")
 VERDICTS = ("holds", "holds with a condition", "wrong as said")
 STATUSES = ("not attempted", "wrong", "right")
-NOT_MEASURED = "not measured here"
 KEY = re.compile(r"\d\d\.[a-z][a-z0-9_]*")
-
-
-class Spoken:
-    """Prints itself when `say` is called; a notebook cell that ends with it does not print it a second time."""
-
-    def say(self):
-        print(self)
-        self.__dict__["_said_in"] = _cell_number()
-        return self
-
-    def _ipython_display_(self):
-        if self.__dict__.get("_said_in", -1) != _cell_number():
-            print(self)
-
-
-def _cell_number():
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return shell.execution_count if shell else None
-
-
-@dataclass(frozen=True, repr=False)
-class Entry(Spoken):
-    """What is known under one key. `guess`, `bound` and `measured` are numbers or texts in `unit`, or None."""
-
-    key: str
-    guess: float | str | None = None
-    bound: float | str | None = None
-    measured: float | str | None = None
-    unit: str = ""
-    question: str = ""
-    note: str = ""
-    device: str = ""
-    date: str = ""
-
-    @property
-    def ratio(self) -> float | None:
-        """measured / bound, or None where one of them is missing or not a number, or the ratio is not finite."""
-        if isinstance(self.measured, str | None) or isinstance(self.bound, str | None) or self.bound == 0:
-            return None
-        ratio = self.measured / self.bound
-        return ratio if math.isfinite(ratio) else None
-
-    def __repr__(self):
-        guess = "no guess" if self.guess is None else f"your guess {self.text(self.guess)}"
-        bound = "" if self.bound is None else f" | bound {self.text(self.bound):<10}"
-        measured = NOT_MEASURED if self.measured is None else f"measured {self.text(self.measured)}"
-        if self.ratio is not None:
-            times = "equal to" if self.ratio == 1 else f"{format_number(self.ratio)} times"
-            measured += f" ({times} the bound)"
-        note = f" | {self.note}" if self.note else ""
-        return f"{self.key:<26} {guess:<20}{bound} | {measured}{note}"
-
-    def text(self, value) -> str:
-        """`value` with this entry's unit, as it is printed everywhere."""
-        return f"{format_number(value)} {self.unit}".strip()
 
 
 class Finding(NamedTuple):
@@ -86,26 +35,6 @@ class Finding(NamedTuple):
 
     verdict: str
     because: str
-
-
-def format_number(value) -> str:
-    """Three significant digits; whole numbers below a million in full: 11,677; 0.0321; 1.87; 2.00; 1.35e11.
-
-    Trailing zeros mean that the number was rounded (2.004 is "2.00", 2.0 is "2"). A text is returned as it is.
-    """
-    if isinstance(value, str):
-        return value
-    if value == 0 or (isinstance(value, int) and abs(value) < 1_000_000):
-        return f"{value:,.0f}"
-    rounded = f"{value:.2e}"
-    exact = float(rounded) == float(value)
-    mantissa, exponent = rounded.split("e")
-    if not -4 <= int(exponent) < 6:
-        mantissa = mantissa.rstrip("0").rstrip(".") if exact else mantissa
-        return f"{mantissa}e{int(exponent)}"
-    decimals = max(0, 2 - int(exponent))
-    text = f"{float(rounded):,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if exact and decimals else text
 
 
 def predict(key: str, guess, unit: str = "", question: str = "") -> None:
@@ -141,7 +70,7 @@ def measure(key: str, value, unit: str = "", bound=None, note: str = "") -> Entr
                 f"{key} was guessed in {entry.unit!r} and measured in {unit!r}: give predict and measure one unit."
             )
         date = datetime.now().astimezone().isoformat(timespec="minutes")
-        entry = replace(entry, measured=value, bound=bound, unit=unit, note=note, device=_device_name(), date=date)
+        entry = replace(entry, measured=value, bound=bound, unit=unit, note=note, date=date, **_measured_on())
         store["entries"][key] = asdict(entry)
     return entry.say()
 
@@ -153,33 +82,44 @@ def get(key: str) -> Entry | None:
     return _entry(store, key) if key in store["entries"] else None
 
 
+def entries(prefix: str) -> list[Entry]:
+    """All entries whose keys begin with `prefix`, such as "01", by key."""
+    store = _read()
+    return [_entry(store, key) for key in sorted(store["entries"]) if key.startswith(prefix)]
+
+
 def table(keys) -> str:
     """A text table of entries. `keys` is a list of keys (in that order, absent ones said to be so), or a prefix
     such as `"01"` for all that begin with it."""
-    store = _read()
     if isinstance(keys, str):
-        wanted = _entries(store, keys)
+        wanted = entries(keys)
         if not wanted:
             return f"{NOT_MEASURED}: no entry begins with {keys!r}"
     else:
+        store = _read()
         wanted = [_entry(store, _require_key(key)) for key in keys]
     rows = [("", "your guess", "bound", "measured", "measured / bound")]
     for entry in wanted:
         measured = NOT_MEASURED if entry.measured is None else entry.text(entry.measured)
         guess, bound = ("-" if value is None else entry.text(value) for value in (entry.guess, entry.bound))
         rows.append((entry.key, guess, bound, measured, "" if entry.ratio is None else format_number(entry.ratio)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["   ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
+    return text_table(rows)
 
 
 def summary(prefix: str) -> None:
-    """Print the table of one notebook's entries, and where they were measured: `summary("01")`."""
+    """Print the table of one notebook's entries, where they were measured, and how each number stands beside those
+    recorded on such machines: `summary("01")`."""
     print(table(prefix))
-    entries = _entries(_read(), prefix)
-    devices = sorted({entry.device for entry in entries if entry.device})
+    found = entries(prefix)
+    devices = sorted({entry.device for entry in found if entry.device})
     if devices:
-        print(f"Measured on: {'; '.join(devices)}. Last: {max(entry.date for entry in entries)}.")
+        print(f"Measured on: {'; '.join(devices)}. Last: {max(entry.date for entry in found)}.\n")
+        print(report(found))
+
+
+def score(prefix: str) -> Score:
+    """How near the guesses of one notebook came to what was measured; `plots.guesses` draws it: `score("01")`."""
+    return Score(tuple(entries(prefix)))
 
 
 def verdict(statement: int, verdict: str, because: str) -> None:
@@ -216,6 +156,13 @@ def progress() -> dict[str, str]:
     return _read()["exercises"]
 
 
+def forget_exercises(names) -> int:
+    """Forget how these exercises stand; how many of them had been checked. Guesses and measurements stay."""
+    with _open_store() as store:
+        checked = [name for name in names if store["exercises"].pop(name, None)]
+    return len(checked)
+
+
 def reset() -> None:
     """Forget all guesses, measurements, verdicts and progress."""
     with _open_store() as store:
@@ -224,10 +171,6 @@ def reset() -> None:
 
 def _entry(store: dict, key: str) -> Entry:
     return Entry(**store["entries"].get(key, {"key": key}))
-
-
-def _entries(store: dict, prefix: str) -> list[Entry]:
-    return [_entry(store, key) for key in sorted(store["entries"]) if key.startswith(prefix)]
 
 
 def _require_key(key) -> str:
@@ -259,11 +202,12 @@ def _plain(value, what: str, none_allowed: bool = False):
     return value
 
 
-def _device_name() -> str:
+def _measured_on() -> dict[str, str]:
+    """The fields of an `Entry` that say on what the course runs here."""
     device = placement().device
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
+    cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads"
+    return {"device": name, "device_class": device_class(), "model": stand_in("smollm2-135m")}
 
 
 def _read() -> dict:

@@ -1,5 +1,9 @@
-"""A small JSON file that several programs change at once, without losing anything or leaving half a file."""
+"""A small JSON file that several programs change at once, without losing anything or leaving half a file.
 
+Where it cannot be written, this process keeps its content in memory, and says so once.
+"""
+
+import copy
 import json
 import os
 import tempfile
@@ -10,6 +14,15 @@ import filelock
 
 PATIENCE = 30  # seconds to wait for another program that has the file open
 
+_IN_MEMORY = {}  # path -> content, of files that could not be written
+
+
+class Unusable(RuntimeError):
+    """The file cannot be read or written where it is."""
+
+    def __init__(self, path: Path, error: OSError):
+        super().__init__(f"Results cannot be kept in {path.parent} ({error.strerror})")
+
 
 @contextmanager
 def open_store(path: Path, parse, write: bool = True):
@@ -17,8 +30,36 @@ def open_store(path: Path, parse, write: bool = True):
 
     `parse(content)` checks and converts what was read (`{}` when there is no file yet). When it or the JSON
     reader fails, the file is set aside under another name, one line says so, and a new one is begun.
-    Raises `RuntimeError` when the folder cannot be used or another program keeps the file for 30 s.
+    Without `write`, a file in a folder that nobody may write to is read all the same, without a lock. A file that
+    cannot be written lives in memory from then on, as it was. Raises `RuntimeError` when another program keeps the
+    file for 30 s, and for a damaged file that cannot be set aside.
     """
+    if path not in _IN_MEMORY:
+        content = None
+        try:
+            with _open_file(path, parse, write) as content:
+                yield content
+            return
+        except Unusable as error:
+            if not write:
+                raise
+            print(
+                f"{error}: they last until this notebook is closed. To keep them, set KVCOURSE_RESULTS to a folder "
+                "that you may write to, and start again."
+            )
+            if content is not None:  # changed by now, but not saved
+                _IN_MEMORY[path] = content
+                return
+            _IN_MEMORY[path] = _readable(path, parse)
+    content = copy.deepcopy(_IN_MEMORY[path])
+    yield content
+    if write:
+        _IN_MEMORY[path] = content
+
+
+@contextmanager
+def _open_file(path: Path, parse, write: bool):
+    """The same, of a file that can be used; else raises `Unusable`."""
     lock = filelock.FileLock(f"{path}.lock", timeout=PATIENCE)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +69,8 @@ def open_store(path: Path, parse, write: bool = True):
             f"{path} has been in use by another program for {PATIENCE} s; close it and try again."
         ) from None
     except OSError as error:
-        raise _unusable(path, error) from error
+        if write:
+            raise Unusable(path, error) from error
     try:
         content = _load(path, parse)
         yield content
@@ -41,13 +83,21 @@ def open_store(path: Path, parse, write: bool = True):
 def _load(path: Path, parse) -> dict:
     try:
         return parse(json.loads(path.read_bytes()))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return parse({})
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise Unusable(path, error) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         kept = _set_aside(path)
         print(f"The file {path} is damaged. It is kept as {kept.name}, and a new one is begun.")
+        return parse({})
+
+
+def _readable(path: Path, parse) -> dict:
+    """What can be read of a file that cannot be written; nothing where it cannot be read either."""
+    try:
+        return _load(path, parse)
+    except Unusable:
         return parse({})
 
 
@@ -55,7 +105,10 @@ def _set_aside(path: Path) -> Path:
     number = 1
     while (kept := path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")).exists():
         number += 1
-    return path.rename(kept)
+    try:
+        return path.rename(kept)
+    except OSError as error:
+        raise Unusable(path, error) from error
 
 
 def _save(path: Path, content: dict) -> None:
@@ -66,11 +119,4 @@ def _save(path: Path, content: dict) -> None:
             file.write(text)
         os.replace(file.name, path)
     except OSError as error:
-        raise _unusable(path, error) from error
-
-
-def _unusable(path: Path, error: OSError) -> RuntimeError:
-    return RuntimeError(
-        f"Results cannot be kept in {path.parent} ({error.strerror}); "
-        "set KVCOURSE_RESULTS to a folder that you may write to."
-    )
+        raise Unusable(path, error) from error

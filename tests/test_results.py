@@ -210,21 +210,50 @@ def test_a_damaged_file_is_set_aside_and_a_new_one_begun(folder, capsys, content
     assert (folder / "results.damaged-2.json").read_text() == content
 
 
-def test_an_error_while_writing_leaves_the_file_as_it_was(folder, monkeypatch):
+def test_an_error_while_writing_leaves_the_file_as_it_was_and_the_rest_lives_in_memory(folder, monkeypatch, capsys):
     results.measure("01.a", 1)
     before = (folder / "results.json").read_bytes()
-    monkeypatch.setattr(store.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
-    with pytest.raises(RuntimeError, match="No space left.*KVCOURSE_RESULTS"):
+    with monkeypatch.context() as full:
+        full.setattr(store.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
         results.measure("01.a", 2)
-    monkeypatch.undo()
+    results.measure("01.b", 3)
+    said = capsys.readouterr().out
+    assert said.count(f"Results cannot be kept in {folder} (No space left): they last until this notebook is") == 1
+    assert said.count("set KVCOURSE_RESULTS") == 1
+    assert (results.get("01.a").measured, results.get("01.b").measured) == (2, 3)
     assert (folder / "results.json").read_bytes() == before
 
 
-def test_a_folder_that_cannot_be_used_is_one_clear_error(tmp_path, monkeypatch):
+def test_in_a_folder_that_cannot_be_used_results_live_in_memory(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KVCOURSE_RESULTS", str(tmp_path / "file"))
-    with pytest.raises(RuntimeError, match="KVCOURSE_RESULTS"):
-        results.predict("01.a", 1)
+    assert results.get("01.a") is None and results.progress() == {}
+    results.predict("01.a", 1)
+    results.measure("01.a", 2)
+    results.verdict(1, "holds", "x")
+    results.record_exercise("softmax", "right")
+    assert capsys.readouterr().out.count("Results cannot be kept in") == 1
+    assert (results.get("01.a").guess, results.get("01.a").measured) == (1, 2)
+    assert list(results.verdicts()) == [1] and results.progress() == {"softmax": "right"}
+    with pytest.raises(ValueError, match="guessed in"):
+        results.measure("01.a", 2, unit="s")
+    assert results.get("01.a").unit == ""
+    results.summary("01")
+    results.reset()
+    assert results.get("01.a") is None
+
+
+def test_what_can_be_read_of_a_folder_that_nobody_may_write_to_is_there(folder, monkeypatch, capsys):
+    results.measure("01.a", 1)
+    before = (folder / "results.json").read_bytes()
+    refused = PermissionError(13, "Permission denied")
+    monkeypatch.setattr(store.filelock.FileLock, "acquire", lambda *_, **__: (_ for _ in ()).throw(refused))
+    assert results.get("01.a").measured == 1
+    assert "cannot be kept" not in capsys.readouterr().out  # nobody has tried to keep anything
+    results.measure("01.b", 2)
+    assert "cannot be kept" in capsys.readouterr().out
+    assert (results.get("01.a").measured, results.get("01.b").measured) == (1, 2)
+    assert (folder / "results.json").read_bytes() == before
 
 
 def test_another_program_that_keeps_the_file_is_one_clear_error(folder, monkeypatch):

@@ -47,8 +47,11 @@ def scratch_results():
         yield {**os.environ, "KVCOURSE_RESULTS": folder}
 
 
-def execute(notebook: NotebookNode, folder: Path, name: str, env: dict, timeout: int | None = None) -> Execution:
-    """Fill in the outputs of `notebook`, run as if it lay in `folder`; a cell may take `timeout` seconds.
+def execute(
+    notebook: NotebookNode, folder: Path, name: str, env: dict, timeout: int | None = None, record_timing: bool = False
+) -> Execution:
+    """Fill in the outputs of `notebook`, run as if it lay in `folder`; a cell may take `timeout` seconds. With
+    `record_timing` each cell's metadata says when it ran.
 
     The first failing cell ends the run and is described in the returned `Execution`, not raised.
     """
@@ -72,7 +75,7 @@ def execute(notebook: NotebookNode, folder: Path, name: str, env: dict, timeout:
         extra_arguments=["--IPKernelApp.log_level=50"],  # its advice and last words are not the reader's business
         timeout=timeout,
         resources={"metadata": {"path": str(folder)}},
-        record_timing=False,
+        record_timing=record_timing,
         store_widget_state=False,
         coalesce_streams=True,
         on_cell_start=cell_started,
