@@ -2,13 +2,13 @@
 
 import ast
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from refusals import without_network
 
 import kvcourse as kv
 from kvcourse.notebooks.execute import execute, scratch_results
@@ -18,41 +18,15 @@ from kvcourse.weights.fetch import find_source
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "notebooks" / "src").glob("*.py"))
 
-# Python runs this at its start when it finds it on its path: whoever leaves this computer is refused and written down.
-NO_NETWORK = """
-import socket
-
-connect, look_up = socket.socket.connect, socket.getaddrinfo
-
-def refuse(place):
-    with open({log!r}, "a") as log:
-        print(place, file=log)
-    raise OSError(f"no network in this test: {{place}}")
-
-def guarded_connect(self, address):
-    if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "::1", "localhost"):
-        refuse(address)
-    return connect(self, address)
-
-def guarded_look_up(host, *args, **kwargs):
-    if host not in (None, "127.0.0.1", "::1", "localhost"):
-        refuse(host)
-    return look_up(host, *args, **kwargs)
-
-socket.socket.connect, socket.getaddrinfo = guarded_connect, guarded_look_up
-"""
-
 
 @pytest.fixture
 def room(tmp_path):
     """(environment, log): a place with no model fetched and no way out; the log has the attempts to leave it."""
-    log = tmp_path / "attempts"
-    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK.format(log=str(log)))
+    guard, log = without_network(tmp_path)
     models = tmp_path / "models"
     models.mkdir()
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     with scratch_results() as env:
-        yield env | {"KVCOURSE_OFFLINE": "1", "KVCOURSE_MODELS": str(models), "PYTHONPATH": path}, log
+        yield env | guard | {"KVCOURSE_OFFLINE": "1", "KVCOURSE_MODELS": str(models)}, log
 
 
 def printed(notebook) -> list[str]:
@@ -77,7 +51,11 @@ def results_of(notebook) -> tuple[set, set]:
     return keys, statements
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+QUICK = ("00_start_here", "02_kv_cache", "06_paged_attention")  # of the chat model alone; caches; the engine
+MARKED = [pytest.param(p, marks=[] if p.stem in QUICK else [pytest.mark.slow], id=p.stem) for p in SOURCES]
+
+
+@pytest.mark.parametrize("source", MARKED)
 def test_a_notebook_runs_without_network_and_says_on_what(source, room):
     env, log = room
     notebook = read_notebooks(source, read_project(ROOT)).solution
