@@ -58,6 +58,7 @@ _HOMES = {
     "meter": "endpoint.load",
     "run_parallel": "parallel",
     "long_context": "context_cost",
+    "glossary": "notebooks.terms",
 }
 _MODULES = ("check", "layers", "plots", "quant", "results", "widgets")
 

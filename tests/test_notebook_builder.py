@@ -146,6 +146,14 @@ def test_tags_and_metadata(course):
         }
 
 
+def test_a_notebook_tagged_gpu_asks_colab_for_one(course):
+    for notebook in read(course, SOURCE.replace('tags=["setup"]', 'tags=["setup", "gpu"]')):
+        assert notebook.metadata.accelerator == "GPU" and notebook.metadata.colab == {"gpuType": "T4"}
+        assert notebook.metadata.kernelspec.name == "python3"
+        clean_outputs(NAME, notebook)
+        assert notebook.metadata.accelerator == "GPU"
+
+
 def test_cell_ids_stay_when_another_cell_comes(course):
     learner, worked = read(course)
     assert ids(learner) == ids(worked)
@@ -215,7 +223,10 @@ def test_setup_installs_only_on_colab_and_only_when_needed(course, monkeypatch, 
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     cell = TransformerManager().transform_cell(code(read(course).learner)[0])
     exec(cell, {"get_ipython": Shell})
-    wanted = [("pip", 'install -q "kvcourse @ git+https://github.com/owner/repo"')]
+    wanted = [
+        ("pip", "list --format=freeze > colab.txt"),
+        ("pip", 'install -q -c colab.txt "kvcourse @ git+https://github.com/owner/repo"'),
+    ]
     assert asked == (wanted if on_colab and not installed else [])
     assert capsys.readouterr().out == ""
 

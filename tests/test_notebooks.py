@@ -14,7 +14,7 @@ import pytest
 
 import kvcourse as kv
 from kvcourse.notebooks.build import IGNORE, WIDGET, built_paths, drift
-from kvcourse.notebooks.source import METADATA, STUB, tags
+from kvcourse.notebooks.source import METADATA, STUB, metadata_for, tags
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "notebooks" / "src").glob("*.py"))
@@ -77,7 +77,8 @@ def badge_opens_itself(page):
 
 
 def kernel_is_python3(page):
-    return [f"{file}: {notebook.metadata}" for file, notebook in page.both.items() if notebook.metadata != METADATA]
+    wrong = {file: nb.metadata for file, nb in page.both.items() if nb.metadata != metadata_for(nb.cells)}
+    return [f"{file}: {metadata}" for file, metadata in wrong.items()]
 
 
 def learner_has_no_outputs(page):

@@ -1,4 +1,5 @@
-"""For authors: build the learner's and the worked notebooks from notebooks/src, the only place where they are edited.
+"""For authors: build the learner's and the worked notebooks from notebooks/src, the only place where they are edited,
+and the glossary and the bibliography from data/.
 A learner needs neither this nor --check."""
 
 import sys

@@ -7,7 +7,8 @@ import nbformat
 from nbformat import NotebookNode
 
 from kvcourse.notebooks.execute import execute, scratch_results
-from kvcourse.notebooks.source import METADATA, Notebooks, read_notebooks, read_project, tags, where
+from kvcourse.notebooks.pages import PAGES, read_pages
+from kvcourse.notebooks.source import METADATA, Notebooks, metadata_for, read_notebooks, read_project, tags, where
 from kvcourse.notebooks.verdicts import printed_verdicts, put
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -22,6 +23,11 @@ def built_paths(course: Path, name: str) -> Notebooks:
     """Where the learner's and the worked notebook of this name lie."""
     folder = course / "notebooks"
     return Notebooks(folder / f"{name}.ipynb", folder / "solutions" / f"{name}.ipynb")
+
+
+def lesson_paths(folder: Path) -> list[Path]:
+    """The notebooks in a folder that have something to run: all but glossary and bibliography."""
+    return sorted(path for path in folder.glob("*.ipynb") if path.stem not in PAGES)
 
 
 def pick(paths: list[Path], names: list[str]) -> list[Path]:
@@ -44,9 +50,10 @@ def build(course: Path, names=(), run: bool = True, force: bool = False) -> list
 
     A learner's notebook that somebody has run holds their work: it is not replaced unless `force`. A notebook's files
     are replaced only after its solution ran to the end; a failing cell raises `RuntimeError`. With `run=False` the
-    solutions are left without outputs, which `drift` reports.
+    solutions are left without outputs, which `drift` reports. Glossary and bibliography are written where they are not
+    up to date, whichever notebooks are named.
     """
-    project = read_project(course)
+    project, pages = read_project(course), stale_pages(course)
     every = [(path, read_notebooks(path, project)) for path in pick(source_paths(course), list(names))]
     worked_in = [path.stem for path, _ in every if has_been_run(built_paths(course, path.stem).learner)]
     if worked_in and not force:
@@ -67,7 +74,13 @@ def build(course: Path, names=(), run: bool = True, force: bool = False) -> list
                     raise RuntimeError(f"{done.error} (nothing was written for this notebook)")
                 clean_outputs(path.stem, solution)
             written += [write(learner, targets.learner), write(solution, targets.solution)]
-    return written
+    return written + [write(page, path) for path, page, _ in pages]
+
+
+def stale_pages(course: Path) -> list[tuple[Path, NotebookNode, str]]:
+    """Glossary and bibliography where they are not what the course's files give, and how they differ."""
+    pages = {course / "notebooks" / f"{name}.ipynb": page for name, page in read_pages(course, METADATA).items()}
+    return [(path, page, found) for path, page in pages.items() if (found := _difference(path, page, executed=False))]
 
 
 def has_been_run(path: Path) -> bool:
@@ -82,7 +95,7 @@ def clean_outputs(name: str, notebook: NotebookNode) -> None:
     nbval compares every output of a cell, so such a cell has to be tagged `nbval-ignore-output`;
     raises `ValueError` where it is not.
     """
-    notebook.metadata = nbformat.from_dict(METADATA)
+    notebook.metadata = nbformat.from_dict(metadata_for(notebook.cells))
     for number, cell in enumerate(notebook.cells, 1):
         if cell.cell_type != "code":
             continue
@@ -131,7 +144,8 @@ def drift(course: Path, names=()) -> list[str]:
             difference = _difference(target, expected, executed=target == targets.solution)
             if difference:
                 found.append(f"{target.relative_to(course)}: {difference}")
-    return found if names else found + _orphans(course, paths)
+    pages = [f"{path.relative_to(course)}: {difference}" for path, _, difference in stale_pages(course)]
+    return found if names else found + pages + _orphans(course, paths)
 
 
 def _difference(target: Path, expected: NotebookNode, executed: bool) -> str | None:
@@ -157,5 +171,5 @@ def _difference(target: Path, expected: NotebookNode, executed: bool) -> str | N
 def _orphans(course: Path, sources: list[Path]) -> list[str]:
     known = {path.stem for path in sources}
     folder = course / "notebooks"
-    built = sorted([*folder.glob("*.ipynb"), *folder.glob("solutions/*.ipynb")])
+    built = sorted([*lesson_paths(folder), *folder.glob("solutions/*.ipynb")])
     return [f"{path.relative_to(course)}: has no source in notebooks/src" for path in built if path.stem not in known]

@@ -2,10 +2,13 @@
 
 What a source may hold beside plain cells:
 
-- a cell tagged `setup` with the body `# SETUP`, the first code cell: filled in from one template;
+- a cell tagged `setup` with the body `# SETUP`, the first code cell: filled in from one template; tagged `gpu` too, the
+  notebook asks Colab for a GPU;
 - cells tagged `exercise`: the lines from `# SOLUTION` to `# END SOLUTION` become a stub for the learner;
 - `name = value  # PREDICT`: the learner writes the value;
 - `{{colab_badge}}` in the first cell: the link that opens this very notebook on Colab.
+
+Where a term of the glossary first occurs in the prose, the built notebooks link to it.
 """
 
 import ast
@@ -21,18 +24,24 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
+from kvcourse.notebooks.links import link_terms
+from kvcourse.notebooks.terms import Term, read_terms
+
 STUB = 'raise NotImplementedError("your turn")'
 BADGE = "{{colab_badge}}"
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+GPU = {"accelerator": "GPU", "colab": {"gpuType": "T4"}}  # Colab reads it; where there is none, the CPU does
 SETUP = """\
 import importlib.util
 import sys
 
 if "google.colab" in sys.modules and importlib.util.find_spec("kvcourse") is None:
-    %pip install -q "kvcourse @ git+{repository}"
+    # Colab comes with a running kernel and a PyTorch for its GPU: pip may add packages, but change none of those.
+    %pip list --format=freeze > colab.txt
+    %pip install -q -c colab.txt "kvcourse @ git+{repository}"
 
 import kvcourse as kv
 
@@ -43,10 +52,11 @@ kv.announce_stand_in()  # only in a room without wifi"""
 
 
 class Project(NamedTuple):
-    """What the builder needs to know from `pyproject.toml`."""
+    """What the builder needs to know from `pyproject.toml`, and the words of `data/glossary.toml`."""
 
     repository: str
     version: str
+    terms: tuple[Term, ...] = ()
 
 
 class Notebooks(NamedTuple):
@@ -59,10 +69,11 @@ class Notebooks(NamedTuple):
 def read_project(course: Path) -> Project:
     """The repository address and the version, each written down once, in `pyproject.toml`. Raises `ValueError`
     where they are not found there."""
-    path = course / "pyproject.toml"
+    path, words = course / "pyproject.toml", course / "data" / "glossary.toml"
+    terms = tuple(read_terms(words)) if words.is_file() else ()  # a course may have no glossary
     try:
         project = tomllib.loads(read_text(path))["project"]
-        return Project(project["urls"]["Repository"], project["version"])
+        return Project(project["urls"]["Repository"], project["version"], terms)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is damaged: {error}") from None
     except (KeyError, TypeError):
@@ -214,9 +225,17 @@ def _squeeze(text: str) -> str:
 
 def _notebook(cells: list[NotebookNode], project: Project, path: str) -> NotebookNode:
     filled = [_fill(cell, project, path) for cell in cells]
-    notebook = nbformat.from_dict({"cells": filled, "metadata": METADATA, "nbformat": 4, "nbformat_minor": 5})
+    glossary = "../glossary.ipynb" if "/solutions/" in path else "glossary.ipynb"
+    filled = link_terms(filled, project.terms, Path(path).stem[:2], glossary)
+    metadata = metadata_for(cells)
+    notebook = nbformat.from_dict({"cells": filled, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5})
     nbformat.validate(notebook)
     return notebook
+
+
+def metadata_for(cells: list[NotebookNode]) -> dict:
+    """The metadata of a notebook of these cells, the same for all but the wish for a GPU."""
+    return METADATA | GPU if any("gpu" in tags(cell) for cell in cells) else METADATA
 
 
 def _fill(cell: NotebookNode, project: Project, path: str) -> NotebookNode:

@@ -16,7 +16,8 @@ def address(link: str, page: Page, site: Site) -> str:
     if parts.scheme or parts.netloc or not parts.path:
         return link
     path = posixpath.normpath(posixpath.join(posixpath.dirname(page.source), unquote(parts.path)))
-    fragment = f"#{parts.fragment}" if parts.fragment else ""
+    anchor = parts.fragment.removeprefix("cell-id=")  # how notebooks call an entry of the glossary, as its heading
+    fragment = f"#{anchor}" if anchor else ""
     shown = {other.source: other.name for other in site.pages}
     shown |= {f"{other.name}.ipynb": other.name for other in site.pages if other.section == LESSONS}
     if path in shown:
