@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from kvcourse import __version__
-from kvcourse.cli import bench, doctor, fetch, lab, measure, meter, notebooks, run, train
+from kvcourse.cli import bench, doctor, fetch, lab, measure, meter, notebooks, run, site, train, workshop
 
 # Each module has `HELP`, `add_arguments(parser)` and `main(arguments) -> exit code`.
 COMMANDS = {"doctor": doctor, "fetch": fetch, "lab": lab, "run": run, "bench": bench, "meter": meter}
-COMMANDS |= {"train": train, "measure": measure, "notebooks": notebooks}
+COMMANDS |= {"train": train, "measure": measure, "notebooks": notebooks, "site": site, "workshop": workshop}
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -1,0 +1,44 @@
+"""What a learner takes on a shared server: the table of `notebooks/instructor/jupyterhub.md`, from recorded runs."""
+
+import math
+import re
+from pathlib import Path
+
+from kvcourse.notebooks.source import read_text
+from kvcourse.workshop.minutes import read_record
+
+PAGE = Path("notebooks", "instructor", "jupyterhub.md")
+TABLE = re.compile(r"(?<=^\|---\|---\|---\|\n)(\| \d\d .*\n)*", re.MULTILINE)
+LIMIT = re.compile(r"(?<=limits\.memory )\d+G")
+SERVER_GB = 0.1  # JupyterLab 4's own process for one learner, measured with psutil: 99 MB
+HEADROOM = 1.3  # the Littlest JupyterHub's documentation advises 20 to 40% above what was measured
+
+
+def rows(course: Path) -> list[str]:
+    """A row for each recorded notebook: its number, the most memory of its kernel, and how long its cells ran."""
+    found = []
+    for name, run in read_record(course).items():
+        ran = f"{sum(run['seconds'].values()):.0f} s" if run["seconds"] else "-"  # "-": on a busy machine, thrown away
+        found.append(f"| {name[:2]} | {run['peak_gb']:.1f} GB | {ran} |")
+    return found
+
+
+def memory_limit(course: Path, notebooks=()) -> int:
+    """Whole GB to allow each learner, who has one of these notebooks open at a time (any when none is named). Raises
+    `ValueError` when none of them was recorded."""
+    peaks = [run["peak_gb"] for name, run in read_record(course).items() if not notebooks or name[:2] in notebooks]
+    if not peaks:
+        raise ValueError("none of these notebooks was recorded: run `kvcourse workshop minutes --record`")
+    return math.ceil(HEADROOM * (max(peaks) + SERVER_GB))
+
+
+def refreshed(course: Path) -> str:
+    """The text of the page with its table and its limit of memory made anew."""
+    text = TABLE.sub(lambda _: "".join(f"{row}\n" for row in rows(course)), read_text(course / PAGE))
+    return LIMIT.sub(f"{memory_limit(course)}G", text)
+
+
+def update(course: Path) -> Path:
+    """Write the table into the page."""
+    (course / PAGE).write_text(refreshed(course), encoding="utf-8", newline="\n")
+    return course / PAGE
