@@ -19,6 +19,8 @@ import torch
 from kvcourse import paths
 from kvcourse.cli import doctor, lab, main
 from kvcourse.cli.main import main as kvcourse
+from kvcourse.device import device_class
+from kvcourse.expected import records
 from kvcourse.weights import fetch as weights
 
 PYPROJECT = '[project]\nversion = "0.1.0"\n[project.urls]\nRepository = "https://github.com/owner/repo"\n'
@@ -447,6 +449,27 @@ def test_run_says_what_is_wrong_before_it_starts(course, capsys, arguments, mess
     assert kvcourse(["run", *arguments]) == 1
     captured = capsys.readouterr()
     assert message in captured.err and captured.out == ""
+
+
+def test_run_records_what_was_measured_by_the_notebooks_that_ran_to_the_end(course, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(records, "data_folder", lambda: tmp_path)
+    for name in ("02_counts", "03_fails"):
+        cells = [f"from kvcourse import results; _ = results.measure('{name[:2]}.rows', 12, unit='rows')", "x"]
+        cells = cells[:1] if name == "02_counts" else cells
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        nbformat.write(notebook, course / "notebooks" / f"{name}.ipynb")
+    assert kvcourse(["run", "02", "03", "--record"]) == 1
+    path = tmp_path / "expected" / f"{device_class()}.json"
+    said = f"Figures recorded in {path}: 1; not those of 03_fails, which failed."
+    assert capsys.readouterr().out.splitlines()[-1] == said
+    [run] = records.read_runs(device_class())
+    assert run.figures == {"02.rows": (12, "rows", True)} and run.model == "tiny-gqa"
+    assert kvcourse(["run", "00", "--record"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Nothing was measured, so nothing is recorded."
+    path.write_text("{")
+    assert kvcourse(["run", "02", "--record"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and str(path) in captured.err  # said before anything is run
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,9 @@ FLOORS = [
         "shape",
         "published",
         "evaluation",
+        "entry",
+        "scoring",
+        "expected",
     },
     {
         "layers",
@@ -65,8 +68,8 @@ FLOORS = [
         "parallel",
         "fast",
     },
-    {"endpoint"},
-    {"cli"},
+    {"endpoint", "site"},
+    {"cli", "workshop"},  # a seat is checked as `kvcourse doctor` does, and more
 ]
 
 

@@ -27,7 +27,8 @@
 #   line leaves it out.
 # - **Exercises.** A function stops with `raise NotImplementedError("your turn")`. Put your code there and run the cell
 #   below it: `kv.check` says whether the answer is right, and if not, what is wrong. Later cells never use your
-#   function, so you may skip an exercise and come back.
+#   function, so you may skip an exercise and come back. `kv.check.progress()` shows what is done and how long the rest
+#   takes; `kv.check.reset("00")` forgets what you did in notebook 00.
 # - **Solutions** are in the folder `notebooks/solutions`: the same notebooks, worked and with their outputs.
 #
 # Run the cells from top to bottom with Shift+Enter. If something looks odd, choose *Restart Kernel and Run All Cells*:
@@ -91,9 +92,9 @@ for bits in (32, 16):
 # %% [markdown]
 # ## What a token is
 #
-# A model reads and writes **tokens**: pieces of text from a fixed vocabulary, each with a number, its **id**. Frequent
-# words are one token, together with the space before them. Rare words are cut into several. Below, each line is one
-# token: its id, and the bytes that it stands for.
+# A model reads and writes **tokens**: pieces of text from a fixed vocabulary, each with a number, its **id**. Its
+# **tokenizer** cuts text into them. Frequent words are one token, together with the space before them. Rare words are
+# cut into several. Below, each line is one token: its id, and the bytes that it stands for.
 
 # %%
 sentence = "The baker folds the sourdough at 4 a.m. 🥖"
@@ -549,6 +550,18 @@ kv.plots.show(
 
 # %% tags=["nbval-ignore-output"]
 kv.results.summary("00")
+
+# %% [markdown]
+# The second table says whether a number is usual: it gives the range of what was measured on other machines like this
+# one. A time out of its range is no mistake, but worth a second run.
+#
+# And how good were your guesses? Each figure is divided by what was measured, so that a perfect guess stands at 1. We
+# score a notebook by how many guesses are near, that is at most a factor of two too large or too small (a word is
+# right or not); the median factor says how far off the middle one was. The farther off, the more there was to learn.
+
+# %% tags=["nbval-ignore-output"]
+score = kv.results.score("00")
+kv.plots.show(kv.plots.guesses(score), alt=str(score))
 
 # %% [markdown]
 # The course tests 29 statements about fast inference. This notebook settles the first: *the first token takes long,

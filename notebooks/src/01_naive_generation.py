@@ -710,6 +710,14 @@ for prompt_length in (1, 100, 1000):
 kv.results.summary("01")
 
 # %% [markdown]
+# Your guesses beside what was measured: within the band they were at most a factor of two off. The farther from 1, the
+# more there was to learn.
+
+# %% tags=["nbval-ignore-output"]
+score = kv.results.score("01")
+kv.plots.show(kv.plots.guesses(score), alt=str(score))
+
+# %% [markdown]
 # The verdict on statement 3, from the numbers above. It is *wrong as said* if some step ran fewer rows than the text
 # had, or if the exponent of the linear layers is not within 0.1 of 2. If both are as said, but attention's exponent is
 # above 2.5, the statement *holds with a condition*.

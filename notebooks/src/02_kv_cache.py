@@ -323,7 +323,7 @@ def append(keys, new, length):
 kv.check.append(append)
 
 # %% [markdown]
-# ### Exercise: bytes copied
+# ### Exercise: bytes_copied
 #
 # ●●○ · 5 minutes
 #
@@ -463,7 +463,7 @@ for name in models:
 # differently, not worse.
 # This is why tests compare tokens only where the gap is wide, and logits within a bound.
 #
-# ### Exercise: the loop
+# ### Exercise: cached_generate
 #
 # ●●● · 10 minutes
 #
@@ -866,7 +866,7 @@ for name, (made, logits) in decoded.items():
 # fine: look at logits, not at text. And moving *all* positions alike changes nothing but the rounding, because RoPE
 # makes only distances count. A test that shifts everything cannot find a position bug.
 #
-# ### Exercise: next positions
+# ### Exercise: next_positions
 #
 # ●●○ · 7 minutes
 #
@@ -919,7 +919,7 @@ kv.plots.show(
 )
 
 # %% [markdown]
-# ### Exercise: the mask of a chunk
+# ### Exercise: chunk_mask
 #
 # ●●○ · 6 minutes
 #
@@ -999,6 +999,14 @@ print("after reset:", repr(lm.decode(fresh_ids)))
 
 # %% tags=["nbval-ignore-output"]
 kv.results.summary("02")
+
+# %% [markdown]
+# Your guesses beside what was measured: within the band they were at most a factor of two off. The farther from 1, the
+# more there was to learn.
+
+# %% tags=["nbval-ignore-output"]
+score = kv.results.score("02")
+kv.plots.show(kv.plots.guesses(score), alt=str(score))
 
 # %% [markdown]
 # Four statements that are often made can be judged now. The code below works the verdicts out from the numbers above.

@@ -1,7 +1,8 @@
 # %% [markdown]
 # # 3. Prefill and decode
 #
-# **Time:** about 75 minutes · **Device:** any (CPU is enough)
+# **Time:** about 75 minutes · **Device:** any (CPU is enough). On Colab this notebook asks for a GPU, whose two speeds
+# lie further apart; *Runtime > Change runtime type* goes back to the CPU.
 #
 # **You will be able to**
 #
@@ -13,7 +14,7 @@
 #
 # {{colab_badge}}
 
-# %% tags=["setup"]
+# %% tags=["setup", "gpu"]
 # SETUP
 
 # %% tags=["nbval-ignore-output"]
@@ -92,8 +93,9 @@ print(f"the passes are {prefill_share:.0%} of TTFT and {decode_share:.0%} of the
 # ## Two ceilings
 #
 # Whatever a program does, a processor has two speeds: how many operations it does in a second, and how many bytes it
-# reads from memory in a second. Both are **ceilings**; no program is faster. We do not take them from a data sheet, we
-# measure them: the one with a product of two large matrices, the other by reading a matrix of a gigabyte.
+# reads from memory in a second, the **memory bandwidth**. Both are **ceilings**; no program is faster. We do not take
+# them from a data sheet, we measure them: the one with a product of two large matrices, the other by reading a matrix
+# of a gigabyte.
 
 # %% tags=["nbval-ignore-output"]
 ceilings = kv.measure_ceilings(model.device, model.dtype)
@@ -911,6 +913,14 @@ kv.plots.show(
 kv.results.summary("03")
 before = timed.pop((1, 128, 1, True))
 print(f"one step at a context of 128: {1e3 * before:.1f} ms when first timed, {1e3 * pass_time(1, 128):.1f} ms now")
+
+# %% [markdown]
+# Your guesses beside what was measured: within the band they were at most a factor of two off. The farther from 1, the
+# more there was to learn.
+
+# %% tags=["nbval-ignore-output"]
+score = kv.results.score("03")
+kv.plots.show(kv.plots.guesses(score), alt=str(score))
 
 # %% [markdown]
 # Five statements can be judged now; the code works the verdicts out from the numbers above.

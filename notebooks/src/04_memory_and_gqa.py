@@ -868,6 +868,14 @@ kv.widgets.explore(
 kv.results.summary("04")
 
 # %% [markdown]
+# Your guesses beside what was measured: within the band they were at most a factor of two off. The farther from 1, the
+# more there was to learn.
+
+# %% tags=["nbval-ignore-output"]
+score = kv.results.score("04")
+kv.plots.show(kv.plots.guesses(score), alt=str(score))
+
+# %% [markdown]
 # Five statements can be judged now; the code works the verdicts out from the numbers above.
 #
 # - **13.** "Cache memory = 2 × layers × heads × d_head × length × batch × 2 bytes." Holds if it gives what is allocated

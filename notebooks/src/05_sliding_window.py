@@ -891,6 +891,14 @@ kv.plots.show(
 kv.results.summary("05")
 
 # %% [markdown]
+# Your guesses beside what was measured: within the band they were at most a factor of two off. The farther from 1, the
+# more there was to learn.
+
+# %% tags=["nbval-ignore-output"]
+score = kv.results.score("05")
+kv.plots.show(kv.plots.guesses(score), alt=str(score))
+
+# %% [markdown]
 # Statement **18** can be judged now: "a sliding window keeps only the recent cache". The code works it out from what
 # was measured above.
 #

@@ -1299,6 +1299,14 @@ print(f"saved, loaded, the same scores to the bit: {equal}; {saved / 1e6:.2f} MB
 kv.results.summary("08")
 
 # %% [markdown]
+# Your guesses beside what was measured: within the band they were at most a factor of two off. The farther from 1, the
+# more there was to learn.
+
+# %% tags=["nbval-ignore-output"]
+score = kv.results.score("08")
+kv.plots.show(kv.plots.guesses(score), alt=str(score))
+
+# %% [markdown]
 # Seven statements can be judged now. The code works it out from what was measured above.
 #
 # - **20.** "Fewer bits for each weight: FP32 4 bytes, FP16 2, INT8 1, INT4 1/2." Wrong as said if memory gave out other

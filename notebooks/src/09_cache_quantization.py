@@ -1091,6 +1091,14 @@ for name, cache in measured.items():
 kv.results.summary("09")
 
 # %% [markdown]
+# Your guesses beside what was measured: within the band they were at most a factor of two off. The farther from 1, the
+# more there was to learn.
+
+# %% tags=["nbval-ignore-output"]
+score = kv.results.score("09")
+kv.plots.show(kv.plots.guesses(score), alt=str(score))
+
+# %% [markdown]
 # Two statements can be judged now. Statement **16**, "INT8 or INT4 caches divide memory by 2 or 4":
 #
 # - It is wrong as said unless 8 bits make the cache at least 1.5 times smaller than 16, 4 bits at least 2.5 times, and

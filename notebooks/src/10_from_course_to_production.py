@@ -938,9 +938,10 @@ kv.plots.show(
 #
 # ### Cutting a layer: tensor parallelism
 #
-# A model that is too large for one device, or too slow there, is cut. The usual cut goes through every layer: each of
-# the *ranks* (processes, one for each GPU) holds some of the heads and a part of the feed-forward layer, computes its
-# part of the result, and then all parts are added. That sum is an **all_reduce**, two for each layer.
+# A model that is too large for one device, or too slow there, is cut. The usual cut goes through every layer
+# (**tensor parallelism**): each of the *ranks* (processes, one for each GPU) holds some of the heads and a part of the
+# feed-forward layer, computes its part of the result, and then all parts are added. That sum is an **all_reduce**, two
+# for each layer.
 #
 # We run it, on two processes of this machine, with one of the course's own models (its two KV heads can be shared out
 # to two ranks; those of SmolLM2, three of them, cannot).
@@ -1322,6 +1323,14 @@ kv.plots.show(
 
 # %% tags=["nbval-ignore-output"]
 kv.results.summary("10")
+
+# %% [markdown]
+# Your guesses beside what was measured: within the band they were at most a factor of two off. The farther from 1, the
+# more there was to learn.
+
+# %% tags=["nbval-ignore-output"]
+score = kv.results.score("10")
+kv.plots.show(kv.plots.guesses(score), alt=str(score))
 
 # %% [markdown]
 # **What to remember**
