@@ -68,7 +68,7 @@ def test_ring_shows_every_token_and_every_slot(length, window, sinks):
     assert colors(text).get("GONE", 0) == length - kept
     assert colors(text).get("SINK", 0) == min(sinks, length)
     assert colors(memory).get("GONE", 0) == len(slots) - kept  # empty slots
-    assert f"{length} tokens read, {kept} of them kept" in text.get_title(loc="left")
+    assert f"{length} token{'s' * (length > 1)} read, {kept} of them kept" in text.get_title(loc="left")
     boxes = [label for label in texts(memory) if not label.startswith(("slot", "next"))]
     assert [int(label.split("\n")[1]) if label != "empty" else -1 for label in boxes] == slots
     (arrow,) = (text for text in memory.texts if text.get_text() == "next")

@@ -101,7 +101,8 @@ def what_fits(parts, memory: float, usable: float, lengths, frontier, chosen, co
         right.axvline(context_end, color=COLORS["bound"], linestyle="--")
     fits = sum(parts) <= usable * memory and chosen[0] <= context_end
     color = COLORS["green"] if fits else COLORS["vermillion"]
-    right.plot(*chosen, "o" if fits else "X", color=color, markersize=14, markeredgecolor="black", zorder=5)
+    marker = {"marker": "o" if fits else "X", "markersize": 14, "markeredgecolor": "black"}
+    right.plot(*chosen, color=color, zorder=5, clip_on=False, **marker)  # whole at the very edge of the axes too
     right.set(xscale="log", yscale="log", xlim=(lengths[0], lengths[-1]), ylim=(0.7, top))
     for axis in (right.xaxis, right.yaxis):
         axis.set_major_formatter(plain_number)

@@ -42,7 +42,8 @@ def ring(pieces, slots, sinks: int = 0):
         row, column = divmod(position, IN_A_ROW)
         _token(text, column, row, f"{_short(piece)}\n{position}", color, faint=position not in slots)
     text.set(xlim=(-0.6, IN_A_ROW - 0.4), ylim=(rows - 0.4, -0.6))
-    text.set_title(f"The text: {newest + 1} tokens read, {sum(p >= 0 for p in slots)} of them kept")
+    read = f"{newest + 1} token{'s' if newest else ''} read"
+    text.set_title(f"The text: {read}, {sum(p >= 0 for p in slots)} of them kept")
     for slot, position in enumerate(slots):
         label = f"{_short(pieces[position])}\n{position}" if position >= 0 else "empty"
         color = _color(position, newest, sinks, True) if position >= 0 else GONE
