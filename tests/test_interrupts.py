@@ -112,8 +112,11 @@ def kernel():
 
 
 def run(client, code: str) -> dict:
-    """The kernel's reply to a cell that ends by itself."""
-    return client.execute_interactive(code, timeout=PATIENCE, output_hook=lambda message: None)["content"]
+    """The kernel's reply to a cell that ends by itself. For a moment after an interrupt it refuses what it is sent."""
+    while True:
+        reply = client.execute_interactive(code, timeout=PATIENCE, output_hook=lambda message: None)["content"]
+        if reply["status"] != "aborted":
+            return reply
 
 
 def run_and_stop(manager, client, code: str, after: float) -> dict:
