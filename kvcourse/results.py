@@ -78,13 +78,13 @@ def measure(key: str, value, unit: str = "", bound=None, note: str = "") -> Entr
 def get(key: str) -> Entry | None:
     """The entry under `key`, or None when nothing was guessed or measured there."""
     _require_key(key)
-    store = _read()
+    store = contents()
     return _entry(store, key) if key in store["entries"] else None
 
 
 def entries(prefix: str) -> list[Entry]:
     """All entries whose keys begin with `prefix`, such as "01", by key."""
-    store = _read()
+    store = contents()
     return [_entry(store, key) for key in sorted(store["entries"]) if key.startswith(prefix)]
 
 
@@ -96,7 +96,7 @@ def table(keys) -> str:
         if not wanted:
             return f"{NOT_MEASURED}: no entry begins with {keys!r}"
     else:
-        store = _read()
+        store = contents()
         wanted = [_entry(store, _require_key(key)) for key in keys]
     rows = [("", "your guess", "bound", "measured", "measured / bound")]
     for entry in wanted:
@@ -137,7 +137,7 @@ def verdict(statement: int, verdict: str, because: str) -> None:
 
 def verdicts() -> dict[int, Finding]:
     """All verdicts so far, by the number of the statement."""
-    found = _read()["verdicts"]
+    found = contents()["verdicts"]
     return {number: Finding(*found[str(number)]) for number in sorted(map(int, found))}
 
 
@@ -153,7 +153,7 @@ def record_exercise(name: str, status: str) -> None:
 
 def progress() -> dict[str, str]:
     """How each exercise that was ever checked stands: name to status."""
-    return _read()["exercises"]
+    return contents()["exercises"]
 
 
 def forget_exercises(names) -> int:
@@ -210,16 +210,17 @@ def _measured_on() -> dict[str, str]:
     return {"device": name, "device_class": device_class(), "model": stand_in("smollm2-135m")}
 
 
-def _read() -> dict:
+def contents() -> dict:
+    """Everything kept, by its `PARTS`."""
     with _open_store(write=False) as store:
         return store
 
 
 def _open_store(write: bool = True):
-    return open_store(results_folder() / "results.json", _parse, write)
+    return open_store(results_folder() / "results.json", parsed, write)
 
 
-def _parse(content: dict) -> dict:
+def parsed(content: dict) -> dict:
     """The three parts of the file, each entry checked; an unknown field, type, value or status means a damaged file."""
     content = {part: content.get(part, {}) for part in PARTS}
     content["entries"] = {key: asdict(Entry(**fields)) for key, fields in content["entries"].items()}

@@ -42,7 +42,8 @@ def open_store(path: Path, parse, write: bool = True):
             return
         except Unusable as error:
             if not write:
-                raise
+                advice = "set KVCOURSE_RESULTS to a folder that you may read and write, and start again."
+                raise RuntimeError(f"{error}: {advice}") from error
             print(
                 f"{error}: they last until this notebook is closed. To keep them, set KVCOURSE_RESULTS to a folder "
                 "that you may write to, and start again."

@@ -40,9 +40,9 @@ def reads_of(run: Run, window: int | None) -> Reads:
     if len(blocks) == 1:  # for the same reason once more: nobody asks what it gives
         blocks, text, hidden = (part.repeat(2, *[1] * (part.ndim - 1)) for part in (blocks, text, hidden))
     rows = (~absent).flatten().cumsum(0).sub(1).clamp(min=0).view(absent.shape)
-    reads = (part.to(run.pages.device) for part in (blocks, text, hidden, rows, absent))
-    blocks, text, hidden, rows, absent = reads
-    return Reads(varying(blocks, 0), varying(text, 0), varying(hidden, 0), varying(rows, 0, 1), varying(absent, 0, 1))
+    blocks, text, hidden = (varying(part.to(run.pages.device), 0) for part in (blocks, text, hidden))
+    rows, absent = (varying(part.to(run.pages.device), 0, 1) for part in (rows, absent))
+    return Reads(blocks, text, hidden, rows, absent)
 
 
 def paged_attention(q: Tensor, keys: Tensor, values: Tensor, reads: Reads) -> Tensor:

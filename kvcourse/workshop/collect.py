@@ -54,7 +54,7 @@ def hand_in(path: Path) -> Path:
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is no folder: make it first, or give another.")
     date = datetime.now().astimezone().isoformat(timespec="minutes")
-    write_whole(path, as_text({"kind": KIND, "kvcourse": __version__, "date": date, **results._read()}))
+    write_whole(path, as_text({"kind": KIND, "kvcourse": __version__, "date": date, **results.contents()}))
     return path
 
 
@@ -101,7 +101,7 @@ def read(path: Path, name: str) -> Learner | Seat:
         return Seat(name, content["ready"], problems)
     if kind != KIND:
         raise ValueError("was written neither by `kvcourse workshop hand-in` nor by `kvcourse workshop check --json`")
-    store = results._parse(content)
+    store = results.parsed(content)
     entries = {key: Entry(**fields) for key, fields in store["entries"].items()}
     return Learner(name, entries, store["exercises"])
 

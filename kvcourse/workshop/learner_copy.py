@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvcourse.notebooks.build import has_been_run
+from kvcourse.notebooks.build import has_been_run, lesson_paths
 
 FILES = ("README.md", "LICENSE", "pyproject.toml", "constraints.txt", "environment.yml", "notebooks/*.ipynb")
 FOLDERS = ("kvcourse", "data", "binder", ".binder")
@@ -54,7 +54,7 @@ def require_empty(folder: Path) -> None:
 
 def learner_notebooks(course: Path) -> list[Path]:
     """The learner's notebooks. Raises `FileNotFoundError` when there is none."""
-    paths = sorted((course / "notebooks").glob("*.ipynb"))
+    paths = lesson_paths(course / "notebooks")
     if not paths:
         raise FileNotFoundError(f"no notebooks in {course / 'notebooks'}: run `kvcourse notebooks` to build them")
     return paths
