@@ -772,9 +772,9 @@ def seconds_of_a_step(lengths):
 one, sixteen = seconds_of_a_step([(8, 6)]), seconds_of_a_step([(8, 6)] * 16)
 prompt_tokens = 64
 prompt = seconds_of_a_step([(prompt_tokens, 1)])
-per_text = (sixteen - one) / 15
+per_text = max(0, sixteen - one) / 15  # a difference that noise makes negative counts as none
 per_step = max(0, one - per_text)
-per_prompt_token = (prompt - per_step) / prompt_tokens
+per_prompt_token = max(0, prompt - per_step) / prompt_tokens
 said = f"{1e3 * per_text:.2f} ms for each text that gets a token"
 print(f"a step: {1e3 * per_step:.1f} ms, {said}, {1e3 * per_prompt_token:.2f} ms for each token of a prompt")
 
