@@ -1,10 +1,15 @@
 """What a notebook knows about one figure: the learner's guess, the bound, the measurement; and how they are printed."""
 
 import math
+import re
 import sys
 from dataclasses import dataclass
 
 NOT_MEASURED = "not measured here"
+WIDTH = 62  # characters of a printed line; in a narrow window JupyterLab breaks longer ones in the middle of words
+INDENT = "    "
+# What `results.measure` prints, in the output of a cell: the key, and the number or word that was measured.
+PRINTED = re.compile(r"^(\d\d\.\w+) .*(?:\n {4}.*)*?(?: \| |\n {4})measured (\S+)", re.MULTILINE)
 
 
 class Spoken:
@@ -54,13 +59,18 @@ class Entry(Spoken):
 
     def __repr__(self):
         guess = "no guess" if self.guess is None else f"your guess {self.text(self.guess)}"
-        bound = "" if self.bound is None else f" | bound {self.text(self.bound):<10}"
         measured = NOT_MEASURED if self.measured is None else f"measured {self.text(self.measured)}"
         if self.ratio is not None:
             times = "equal to" if self.ratio == 1 else f"{format_number(self.ratio)} times"
             measured += f" ({times} the bound)"
-        note = f" | {self.note}" if self.note else ""
-        return f"{self.key:<26} {guess:<20}{bound} | {measured}{note}"
+        lines = [f"{self.key}  {guess}"]
+        for part in ("" if self.bound is None else f"bound {self.text(self.bound)}", measured, self.note):
+            joined = f"{lines[-1]} | {part}"
+            if part and len(joined) <= WIDTH:
+                lines[-1] = joined
+            elif part:
+                lines.append(INDENT + part)
+        return "\n".join(lines)
 
     def text(self, value) -> str:
         """`value` with this entry's unit, as it is printed everywhere."""
@@ -87,8 +97,14 @@ def format_number(value) -> str:
     return text.rstrip("0").rstrip(".") if exact and decimals else text
 
 
-def text_table(rows: list[tuple]) -> str:
-    """Rows of texts, each column as wide as its longest text."""
+def text_table(rows: list[tuple], width: int | None = None, gap: int = 3) -> str:
+    """Rows of texts, each column as wide as its longest text, `gap` blanks between them. Where that is wider than
+    `width`, the first text of each row stands on a line of its own, above the others."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["   ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
+    lines = [(gap * " ").join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+    table = "\n".join(line.rstrip() for line in lines)
+    if width is None or max(map(len, table.splitlines())) <= width:
+        return table
+    below = text_table([row[1:] for row in rows], gap=2).splitlines()
+    lines = [line for (first, *_), rest in zip(rows, below, strict=True) for line in (first, INDENT + rest)]
+    return "\n".join(line.rstrip() for line in lines if line)

@@ -208,7 +208,7 @@ def test_data_lies_inside_the_package_or_beside_it(tmp_path, monkeypatch):
 def test_offline_the_small_model_takes_the_chat_model_s_place_and_says_so(nothing_fetched, monkeypatch, capsys):
     monkeypatch.setenv("KVCOURSE_OFFLINE", "1")
     lm = kv.load_model(CHAT)
-    said = f"KVCOURSE_OFFLINE is set and {CHAT} is not on this computer: using the course's own tiny-gqa instead.\n"
+    said = f"KVCOURSE_OFFLINE is set; {CHAT} is not on this computer:\nusing the course's own tiny-gqa instead.\n"
     assert lm.name == "tiny-gqa" and capsys.readouterr() == (said, "")
     assert kv.load_model("tiny-mqa").name == "tiny-mqa" and capsys.readouterr() == ("", "")
     with pytest.raises(ValueError, match="no model 'smollm'"):  # only the course's own name is replaced

@@ -11,6 +11,7 @@ import pytest
 from refusals import without_network
 
 import kvcourse as kv
+from kvcourse.entry import PRINTED
 from kvcourse.notebooks.execute import execute, scratch_results
 from kvcourse.notebooks.source import read_notebooks, read_project
 from kvcourse.weights.fetch import find_source
@@ -74,9 +75,11 @@ def test_a_notebook_runs_without_network_and_says_on_what(source, room):
     assert keys <= {key for key, entry in store["entries"].items() if entry["measured"] is not None}
     assert statements <= set(store["verdicts"])
     everything = "\n".join(outputs)
-    results = re.findall(r"(?m)^(?:\d\d\.\w+ .*measured|statement \d+,) .*$", everything)
-    assert len(results) >= len(keys | statements) > 0
-    assert not [line for line in results if re.search(r"(?i)\b(nan|inf|none)\b", line)]
+    numbers = PRINTED.findall(everything)
+    verdicts = re.findall(r"(?m)^statement (\d+), .*$", everything)
+    assert keys <= {key for key, _ in numbers} and statements <= set(verdicts) and keys | statements
+    said = [value for _, value in numbers] + re.findall(r"(?m)^statement \d+, .*$", everything)
+    assert not [words for words in said if re.search(r"(?i)\b(nan|inf|none)\b", words)]
     right, of = re.search(r"(\d+) of (\d+) right", everything).groups()
     assert right == of
 

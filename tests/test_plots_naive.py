@@ -121,7 +121,7 @@ def test_power_laws_fit_only_the_long_texts():
     lengths = [1, 2, 4, 8]
     figure = kv.plots.power_laws({"attention": (lengths, [50, 4, 16, 64])}, 2, "time (ms)", "Timed")
     (ax,) = figure.axes
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["attention: exponent 2.00"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["attention: exponent 2.00"]
     assert ax.lines[0].get_ydata().tolist() == [50, 4, 16, 64]
     assert ax.lines[1].get_ydata() == pytest.approx([1, 4, 16, 64])
     assert texts(ax) == ["not fitted"]
@@ -141,7 +141,7 @@ def test_power_laws_draw_the_line_only_a_little_into_the_short_texts():
 def test_power_laws_draw_points_even_where_nothing_can_be_fitted(lengths, costs):
     figure = kv.plots.power_laws({"my own name": (lengths, costs)}, 4, "time (s)", "Timed")
     (ax,) = figure.axes
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["my own name: no fit"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["my own name: no fit"]
     assert ("not fitted" in texts(ax)) == (min(lengths) < 4)
     png(figure)
 

@@ -70,7 +70,7 @@ def test_turns_with_and_without_show_counts_and_milliseconds():
     left, right = drawn(kv.plots.turns_with_and_without([0, 96], np.array([100, 12]), ttft)).axes
     computed, found = left.containers
     assert heights(computed) == [100, 12] and heights(found) == [0, 96]
-    assert texts(left) == ["100", "12"]
+    assert texts(left) == ["100\nof 100", "12\nof 108"]
     assert labelled(right, "with prefix caching").get_ydata() == pytest.approx([500, 100])
     assert labelled(right, "without").get_color() != labelled(right, "with prefix caching").get_color()
 

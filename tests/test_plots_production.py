@@ -33,8 +33,9 @@ def test_time_apart_stacks_parts_in_milliseconds():
 def test_time_apart_is_never_longer_than_what_was_measured():
     rows = {"below its bound": {"weights": 0.030, "cache": 0.001, "overhead": -0.002}}
     ax = drawn(kv.plots.time_apart(rows, "a title")).axes[0]
-    assert [bar.get_width() for bar in bars(ax) if bar.get_width()] == pytest.approx([29])
-    assert texts(ax) == ["29 ms"]
+    assert [bar.get_width() for bar in bars(ax) if bar.get_width()] == pytest.approx([29, 2])
+    assert [bar.get_linestyle() for bar in bars(ax) if bar.get_width()] == ["solid", "--"]
+    assert texts(ax) == ["29 ms, not 31:\nfaster than the ceiling"]
 
 
 def test_time_apart_gives_what_reads_the_same_one_look_and_all_others_another():

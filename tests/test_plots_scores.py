@@ -25,6 +25,14 @@ ODD = [
 ]
 
 
+@pytest.mark.parametrize(("bound", "named"), [(2.5, True), (None, False), (0, False)])
+def test_the_legend_names_a_bound_where_one_is_drawn(bound, named):
+    figure = drawn(plots.guesses(Score((Entry("01.a", guess=2, measured=3, bound=bound),))))
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    wanted = ["measured", "your guess", *(["bound"] if named else []), "within a factor of two"]
+    assert legend == wanted and (points(figure.axes[0], "bound") != {}) == named
+
+
 def points(ax, name):
     """Where the marks of one meaning stand, by row."""
     lines = [line for line in ax.lines if line.get_color() == COLORS[name]]

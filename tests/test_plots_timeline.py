@@ -1,6 +1,7 @@
 """Drawings of notebook 00: what they show is what they were given."""
 
 from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -131,6 +132,26 @@ def test_course_map_says_what_is_here():
     assert texts(ax).count("in the making") == 9 and texts(ax).count("you are here") == 1
     for number in range(11):
         assert any(text.startswith(f"{number:02}  ") for text in texts(ax))
+
+
+def test_course_map_calls_each_notebook_by_its_own_name():
+    sources = sorted((Path(__file__).resolve().parent.parent / "notebooks" / "src").glob("[0-9]*.py"))
+    names = {path.stem[:2]: path.stem[3:].replace("_", " ") for path in sources}
+    titles = {number: title for row in timeline.COURSE.values() for number, title, _ in row}
+    assert {number: title.lower() for number, title in titles.items()} == names
+
+
+def test_no_words_of_the_map_run_out_of_their_box():
+    figure = plots.course_map(set(), here="00")
+    figure.draw_without_rendering()
+    [ax] = figure.axes
+    boxes = [patch.get_window_extent() for patch in ax.patches if isinstance(patch, FancyBboxPatch)]
+    inside = [text.get_window_extent() for text in ax.texts if text.get_style() != "italic"]
+    assert len(inside) == 2 * len(boxes) == 22
+    for text, box in zip(inside, [box for box in boxes for _ in range(2)], strict=True):
+        assert box.x0 < text.x0 and text.x1 < box.x1 and box.y0 < text.y0 and text.y1 < box.y1
+    for title, question in zip(inside[::2], inside[1::2], strict=True):
+        assert question.y1 <= title.y0
 
 
 def test_course_map_complete_and_with_other_words():

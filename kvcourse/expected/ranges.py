@@ -4,24 +4,33 @@ A range goes from the lowest to the highest run of one class and one model, and
 
 - what is counted is not widened: it must be the same;
 - a fitted exponent is widened by `EXPONENT` on both sides;
-- all else, which is timed or rounded, is divided and multiplied by `FACTOR`; a whole number is widened by at least 1,
-  a percentage by at least 2 points.
+- what `RUNS` runs or more agree on to a thousandth is not timed: it is widened by `STEADY` of its value, a percentage
+  by `POINTS` points, which is two answers of forty, but not beyond 0 and 100;
+- all else, which is timed, is divided and multiplied by `FACTOR`; a percentage is widened by at least 2 points.
+
+A whole number is widened by at least 1.
 
 Words have no range, and a class that nobody has recorded has none either.
 """
 
 import math
+import textwrap
 from typing import NamedTuple
 
-from kvcourse.entry import Entry, format_number, text_table
+from kvcourse.entry import WIDTH, Entry, format_number, text_table
 from kvcourse.expected.records import Figure, Run, read_runs, recorded_classes
 
 FACTOR = 1.5
 EXPONENT = 0.25
+RUNS = 3
+STEADY = 0.05
+POINTS = 5
 QUESTION = "Is my number normal?"
 ADVICE = """\
-A time out of its range: do other programs run, or does a laptop save power? Run the notebook again then;
-another kind of processor may differ for good. A count: the code or the model is not that of the course."""
+A time out of its range: do other programs run, or does a
+laptop save power? Run the notebook again then; another kind
+of processor may differ for good. A count: the code or the
+model is not that of the course."""
 
 
 class Range(NamedTuple):
@@ -57,9 +66,15 @@ def usual_range(key: str, figures: list[Figure]) -> Range:
     if key.endswith("_exponent"):
         return Range(lowest - EXPONENT, highest + EXPONENT, unit, len(values))
     whole = all(isinstance(value, int) for value in values)
-    least = 1 if whole else 2 if unit == "%" else 0
-    low = min(lowest / FACTOR, lowest * FACTOR, lowest - least)  # of a negative number, the product is the lower one
-    high = max(highest / FACTOR, highest * FACTOR, highest + least)
+    if len(values) >= RUNS and highest - lowest <= 1e-3 * max(map(abs, values)):
+        margin = POINTS if unit == "%" else STEADY * max(map(abs, values))
+        margin = max(margin, 1) if whole else margin
+        low, high = lowest - margin, highest + margin
+        high = min(high, 100) if unit == "%" and highest <= 100 else high
+    else:
+        least = 1 if whole else 2 if unit == "%" else 0
+        low = min(lowest / FACTOR, lowest * FACTOR, lowest - least)  # of a negative number, the product is the lower
+        high = max(highest / FACTOR, highest * FACTOR, highest + least)
     low = max(low, 0) if lowest >= 0 else low
     return Range(math.ceil(low), math.floor(high), unit, len(values)) if whole else Range(low, high, unit, len(values))
 
@@ -88,18 +103,19 @@ def _report(class_name: str, model: str, entries: list[Entry]) -> str:
         other = max(elsewhere, key=lambda name: _most(elsewhere[name]), default=class_name)
         found = elsewhere.get(other)
     if not found:
-        return f"{QUESTION} No run with {model or 'that model'} was recorded yet."
+        return f"{QUESTION}\nNo run with {model or 'that model'} was recorded yet."
     here = other == class_name
     runs = f"{_most(found)} run{'s' if _most(found) > 1 else ''} with {model}"
-    said = f"{runs} on {described(other)} gave:"
-    said = said if here else f"There is no range for {described(class_name)} yet; {said}"
+    said = "Beside" if here else f"There is no range for {described(class_name)} yet; beside"
+    said = f"{said} {runs} on {described(other)}:"
     rows, out = [("", "measured", "usual" if here else "usual there", "")], False
     for entry in entries:
         usual = found.get(entry.key)
         place = stands(entry, usual) if here and usual else ""
         out |= place not in ("", "usual")
         rows.append((entry.key, entry.text(entry.measured), str(usual or "no range yet"), place))
-    return "\n".join([f"{QUESTION} {said}", text_table(rows), *([ADVICE] if out else [])])
+    said = textwrap.fill(f"{QUESTION} {said}", WIDTH)
+    return "\n".join([said, text_table(rows, WIDTH), *([ADVICE] if out else [])])
 
 
 def _ranges_in(class_name: str, model: str, entries: list[Entry]) -> dict[str, Range]:

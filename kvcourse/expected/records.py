@@ -4,7 +4,6 @@
 """
 
 import json
-import math
 import os
 import platform
 import re
@@ -12,7 +11,6 @@ import sys
 import tempfile
 from datetime import UTC, datetime
 from importlib.metadata import version
-from numbers import Real
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,18 +62,20 @@ def read_runs(class_name: str) -> list[Run]:
     content = read_object(path)
     try:
         return [_run(run) for run in content["runs"]]
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error}): restore it, or remove it and record again.") from None
 
 
 def _run(content: dict) -> Run:
     figures = {key: Figure(**fields) for key, fields in content["figures"].items()}
     for key, (value, unit, counted) in figures.items():
-        is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-        if not (is_number and isinstance(unit, str) and isinstance(counted, bool)):
-            raise TypeError(f"{key} has no number, unit and yes or no")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not abs(value) <= sys.float_info.max:  # so nan and inf are none, nor is a longer integer
+            raise ValueError(f"{key} must be a finite number that a float can hold, not {str(value)[:40]}")
+        if not isinstance(unit, str) or not isinstance(counted, bool):
+            raise ValueError(f"{key} must have a text as unit, and counted must be true or false")
     if not isinstance(content["environment"]["model"], str):
-        raise TypeError("a run does not name its model")
+        raise ValueError("a run does not name its model")
     return Run(content["environment"], figures)
 
 
@@ -88,8 +88,12 @@ def require_recordable() -> None:
 
 
 def record(figures: dict[str, Figure], model: str) -> Path:
-    """Add a run of this machine to the file of its class, and return the file's path."""
-    runs = [*read_runs(device_class()), Run(environment(model), figures)]
+    """Add a run of this machine to the file of its class, and return the file's path.
+
+    Raises `ValueError`, and writes nothing, for figures that could not be read again.
+    """
+    added = _run(_plain(Run(environment(model), figures)))
+    runs = [*read_runs(device_class()), added]
     text = json.dumps({"device_class": device_class(), "runs": [_plain(run) for run in runs]}, indent=1)
     # A figure takes one line, not five.
     text = re.sub(r'\{\s*("value": .*)\s*("unit": .*)\s*("counted": .*)\s*\}', r"{\1 \2 \3}", text)

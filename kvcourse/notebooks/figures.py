@@ -5,17 +5,15 @@ every run. All others are timed, or depend on how a machine rounds.
 """
 
 import os
-import re
 from unittest.mock import patch
 
 from nbformat import NotebookNode
 
 from kvcourse import results
+from kvcourse.entry import PRINTED
 from kvcourse.expected.records import Figure
 from kvcourse.notebooks.build import IGNORE
 from kvcourse.notebooks.source import tags
-
-PRINTED = re.compile(rf"^({results.KEY.pattern}) .*\| measured ", re.M)
 
 
 def measured_figures(notebooks: dict[str, NotebookNode], env: dict[str, str]) -> dict[str, Figure]:
@@ -35,7 +33,7 @@ def _compared_keys(notebook: NotebookNode) -> set[str]:
     """The keys printed by cells whose output nbval compares."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code" and IGNORE not in tags(cell)]
     texts = [output.get("text", "") for cell in cells for output in cell.outputs]
-    return {key for text in texts for key in PRINTED.findall(text)}
+    return {key for text in texts for key, _ in PRINTED.findall(text)}
 
 
 def _short(value: float) -> float:

@@ -1,5 +1,7 @@
 """Pictures of notebook 09: outlier channels, grids of a group, what rounding does to attention, and what it saves."""
 
+import textwrap
+
 import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
@@ -85,11 +87,11 @@ def grids_of_a_group(numbers, grids: dict):
 def along_which_axis(bits, errors: dict, moved: dict, perplexities: dict, full: float):
     """What rounding along each axis costs, against `bits`: relative error of the numbers, share of attention that goes
     elsewhere, perplexity. The dicts are `{name: values at bits}`, and a name looks the same in all panels."""
-    fig, axes = new_figure(1, 3, size=(14.5, 4.9))
+    fig, axes = new_figure(3, 1, size=(8.5, 10.5), sharex=True)
     looks = dict(zip(errors, LOOKS, strict=False))
     panels = (
         (errors, "Error of the numbers", "root mean square error / size"),
-        (moved, "Attention that moves", "part of the weight that lands elsewhere"),
+        (moved, "Attention that moves", "weight that lands elsewhere"),
         (perplexities, "Perplexity", "perplexity (log scale)"),
     )
     for ax, (lines, title, label) in zip(axes, panels, strict=True):
@@ -109,20 +111,20 @@ def along_which_axis(bits, errors: dict, moved: dict, perplexities: dict, full: 
     axes[2].set_ylim(0.8 * full, None)
     for which in ("major", "minor"):
         getattr(axes[2].yaxis, f"set_{which}_formatter")(plain_number)
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(errors))
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return fig
 
 
 @drawing
 def waiting_tokens(counts: dict):
     """Keys and values that are exact, after each number of tokens read: `{title: (keys, values)}`."""
-    fig, axes = new_figure(1, len(counts), size=(4.8 * len(counts), 4), squeeze=False, sharey=True)
-    for ax, (title, (keys, values)) in zip(axes[0], counts.items(), strict=True):
+    fig, axes = new_figure(len(counts), 1, size=(8.5, 1.2 + 2.3 * len(counts)), squeeze=False, sharex=True, sharey=True)
+    for ax, (title, (keys, values)) in zip(axes[:, 0], counts.items(), strict=True):
         ax.plot(keys, "-", color=COLORS["blue"], label="keys")
         ax.plot(values, "--", color=COLORS["vermillion"], label="values")
         ax.set_title(title, fontsize=14)
-        ax.set_xlabel("tokens read")
-    axes[0, 0].set_ylabel("exact tokens")
+        ax.set_ylabel("exact tokens")
+    axes[-1, 0].set_xlabel("tokens read")
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return fig
 
@@ -194,7 +196,7 @@ def cache_microscope(exact, rounded, codes, first_token: int, first_channel: int
     line about the framed token.
     """
     exact, rounded, codes = (np.asarray(x).T for x in (exact, rounded, codes))
-    fig, axes = new_figure(4, 1, size=(13, 9.4), height_ratios=(1, 1, 1, 1.15))
+    fig, axes = new_figure(4, 1, size=(9.5, 10.5), height_ratios=(1, 1, 1, 1.1))
     limit, worst = np.abs(exact).max() or 1.0, np.abs(rounded - exact).max() or 1.0
     panels = (
         ("value", exact, {"vmin": -limit, "vmax": limit, "cmap": "cividis"}),
@@ -209,20 +211,20 @@ def cache_microscope(exact, rounded, codes, first_token: int, first_channel: int
         if name == "code":  # shades beyond the largest code would hide the digits
             bar.ax.set_ylim(0, max(1, codes.max()))
         ax.set_ylabel(f"{name}\nchannel", fontsize=12)
-        ax.set_yticks(range(channels), range(first_channel, first_channel + channels), fontsize=9)
+        ax.set_yticks(range(channels), range(first_channel, first_channel + channels), fontsize=11)
         ax.add_patch(
             Rectangle((token - 0.5, -0.5), 1, channels, fill=False, edgecolor=COLORS["vermillion"], linewidth=2.5)
         )
         ax.grid(visible=False)
     for (channel, place), code in np.ndenumerate(codes):
-        axes[1].text(first_token + place, channel, str(code), ha="center", va="center", fontsize=8)
+        axes[1].text(first_token + place, channel, str(code), ha="center", va="center", fontsize=10)
     axes[2].set_xlabel("token")
-    axes[0].set_title(title, fontsize=13, parse_math=False)
+    axes[0].set_title(textwrap.fill(title, 80), fontsize=13, parse_math=False)
     _heaviest(axes[3], rows, token)
     return fig
 
 
-def _heaviest(ax, rows: dict, token: int, most: int = 24) -> None:
+def _heaviest(ax, rows: dict, token: int, most: int = 16) -> None:
     """The keys that get the most weight in any of `rows`, in their order, a bar for each row."""
     weights = np.array([np.asarray(row) for row in rows.values()])
     chosen = np.sort(np.argsort(-weights.max(axis=0), kind="stable")[:most])
@@ -231,7 +233,7 @@ def _heaviest(ax, rows: dict, token: int, most: int = 24) -> None:
         color, hatch = (COLORS["blue"], None) if i == 0 else (COLORS["orange"], "//")
         looks = {"color": color, "hatch": hatch, "edgecolor": "white", "label": name}
         ax.bar(places + (i - (len(rows) - 1) / 2) * width, row[chosen], width, **looks)
-    ax.set_xticks(places, chosen, fontsize=10)
+    ax.set_xticks(places, chosen, fontsize=12)
     for label, key in zip(ax.get_xticklabels(), chosen, strict=True):
         if key == token:
             label.set(color=COLORS["vermillion"], fontweight="bold")
@@ -246,10 +248,9 @@ def _heaviest(ax, rows: dict, token: int, most: int = 24) -> None:
 def savings(bills: dict, what: str):
     """Bytes after each saving, a panel for each of `bills` `{title: {saving: bytes after it}}`: the first entry is the
     bill before. Bars are on a log scale; the light part is what the saving took away."""
-    fig, axes = new_figure(
-        1, len(bills), size=(7.2 * len(bills), 1.6 + 0.62 * len(next(iter(bills.values())))), squeeze=False
-    )
-    for ax, (title, steps) in zip(axes[0], bills.items(), strict=True):
+    savings_each = len(next(iter(bills.values())))
+    fig, axes = new_figure(len(bills), 1, size=(9, 0.6 + len(bills) * (1.1 + 0.5 * savings_each)), squeeze=False)
+    for ax, (title, steps) in zip(axes[:, 0], bills.items(), strict=True):
         gigabytes = np.array(list(steps.values())) / 1e9
         low = 0.4 * gigabytes.min()
         for row, kept in enumerate(gigabytes):

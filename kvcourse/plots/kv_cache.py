@@ -123,10 +123,11 @@ def constant_and_slope(tokens, costs: dict, context: int):
         flat = np.full_like(tokens, constant)
         ax.fill_between(tokens, 0, flat, color=COLORS["cached"], alpha=0.55)
         ax.fill_between(tokens, flat, flat + slope * tokens, color=COLORS["orange"], alpha=0.75, hatch="///")
-        ax.text(tokens[-1] / 40, constant / 2, "constant", va="center")
-        middle = tokens[-1] * 0.43
-        ax.text(middle, constant + slope * middle * 0.4, "slope x n", va="center", ha="center")
         meet = constant / slope
+        lines = np.array([meet, context - 0.04 * tokens[-1]])  # the context has its words on its left
+        free, late = (_farthest(lines, np.linspace(low, 0.85, 20) * tokens[-1]) for low in (0.13, 0.4))
+        ax.text(free, constant / 2, "constant", va="center", ha="center")
+        ax.text(late, constant + slope * late * 0.4, "slope x n", va="center", ha="center")
         if meet <= tokens[-1]:
             ax.plot([meet, meet], [0, constant + slope * meet], color="black", linewidth=1.5)
         ax.axvline(context, color="#555555", linestyle=":", linewidth=1.8)
@@ -231,6 +232,11 @@ def masks(right, wrong, titles=("right", "wrong")):
         ax.set_ylabel("position of\nthe query")
         ax.set_title(title)
     return fig
+
+
+def _farthest(lines, places) -> float:
+    """The place that is farthest from all lines."""
+    return max(places, key=lambda place: np.abs(place - lines).min())
 
 
 def _square(column: int, row: int, color: str) -> Rectangle:

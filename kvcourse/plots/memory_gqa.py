@@ -51,10 +51,10 @@ def fit_map(lengths, batches, needed: dict, devices: dict, context_ends: dict):
     `needed` is `{model: bytes (batches, lengths)}`, `devices` `{name: usable bytes}` from small to large,
     `context_ends` `{model: tokens}` the context that it was made for.
     """
-    fig, axes = new_figure(1, len(needed), size=(1.2 + 4.4 * len(needed), 5), squeeze=False, sharey=True)
+    fig, axes = new_figure(len(needed), 1, size=(8.5, 1.6 + 3.1 * len(needed)), squeeze=False, sharex=True)
     colors = ListedColormap([*(COLORS["sky"], COLORS["blue"], "#1b4965", "#0b1f33")[-len(devices) :], NO_DEVICE])
     limits = np.sort(np.array(list(devices.values())))
-    for ax, (model, nbytes) in zip(axes[0], needed.items(), strict=True):
+    for ax, (model, nbytes) in zip(axes[:, 0], needed.items(), strict=True):
         smallest = np.searchsorted(limits, nbytes)
         ax.pcolormesh(lengths, batches, smallest, cmap=colors, norm=BoundaryNorm(np.arange(-0.5, len(limits) + 1), 5))
         ax.set(xscale="log", yscale="log", xlim=(lengths[0], lengths[-1]), ylim=(batches[0], batches[-1]))
@@ -66,12 +66,12 @@ def fit_map(lengths, batches, needed: dict, devices: dict, context_ends: dict):
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_formatter(plain_number)
         ax.grid(visible=False)
-        ax.set_xlabel("tokens in each text (log scale)")
         ax.set_title(model)
-    axes[0, 0].set_ylabel("texts in the batch (log scale)")
+    axes[-1, 0].set_xlabel("tokens in each text (log scale)")
+    fig.supylabel("texts in the batch (log scale)", fontsize=13)
     names = [*devices, "none of them"]
     handles = [Patch(color=colors(i), label=name) for i, name in enumerate(names)]
-    fig.legend(handles=handles, loc="outside lower center", ncols=len(names), title="smallest device on which it fits")
+    fig.legend(handles=handles, loc="outside lower center", ncols=3, title="smallest device on which it fits")
     return fig
 
 
@@ -173,7 +173,11 @@ def sharing(kept: dict, perplexities: dict, recalls: dict, speeds: dict):
     `kept` is `{model: bytes of cache for a text}`; `perplexities` `{model: (value, low, high)}` with the interval of
     its difference to the first model; `recalls` `{model: [Recall]}`; `speeds` `{model: tokens a second}`.
     """
-    fig, (left, middle, right) = new_figure(1, 3, size=(14.5, 5), width_ratios=(4, 4, 3))
+    fig, axes = new_figure(2, 2, size=(9.5, 8), height_ratios=(3, 2))
+    (left, middle), below = axes
+    for ax in below:
+        ax.remove()
+    right = fig.add_subplot(left.get_gridspec()[1, :])
     for name, (color, marker, dash) in zip(kept, LOOKS, strict=False):
         value, low, high = perplexities[name]
         x = kept[name] / 1e3
@@ -186,7 +190,7 @@ def sharing(kept: dict, perplexities: dict, recalls: dict, speeds: dict):
     left.set_xscale("log", base=2)
     left.set_xlim(0.6 * min(kept.values()) / 1e3, 2.6 * max(kept.values()) / 1e3)
     left.xaxis.set_major_formatter(plain_number)
-    left.set(xlabel="kB of cache for the whole context (log scale)", ylabel="perplexity")
+    left.set(xlabel="kB of cache, whole context (log scale)", ylabel="perplexity")
     left.set_title("Text as it comes")
     middle.set(xlabel="tokens between fact and question", ylabel="answered right, %", ylim=(-4, 108))
     middle.set_title("What was said earlier")

@@ -201,7 +201,7 @@ def power_laws(series: dict, fit_from: float, ylabel: str, title: str):
     ax.set_xlabel("tokens (log scale)")
     ax.set_ylabel(f"{ylabel} (log scale)")
     ax.set_title(title)
-    ax.legend(loc="lower right")
+    fig.legend(loc="outside lower center", ncols=2)  # within the axes it would lie on the shortest texts or the longest
     return fig
 
 

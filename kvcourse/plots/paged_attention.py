@@ -131,13 +131,14 @@ def chunked_prefill(gaps: dict, ttft: dict):
     `gaps` is `{budget: (when, seconds)}`: the gaps of the readers and when each ended, counted from the arrival of the
     long prompt; the longest of a budget is one from then on. `ttft` is `{budget: seconds until its first token}`.
     """
-    fig, (trace, trade) = new_figure(1, 2, size=(12, 4.8), width_ratios=(1.25, 1))
+    fig, (trace, trade) = new_figure(2, 1, size=(8.5, 8.2))
     shown = [min(gaps), max(gaps)] if len(gaps) > 1 else list(gaps)
     for budget, (color, marker, _) in zip(reversed(shown), LOOKS, strict=False):
         when, seconds = (np.asarray(values) for values in gaps[budget])
         trace.plot(when, 1e3 * seconds, marker, color=color, alpha=0.55, label=f"at most {budget:,} tokens a step")
     trace.axvline(0, color="black", linewidth=1.2)
-    trace.set(xlabel="seconds after the long prompt came", ylabel="gap before a reader's token, ms", ylim=(0, None))
+    trace.set(xlabel="seconds after the long prompt came", ylabel="gap before a token, ms")
+    trace.set_ylim(0, 1.4e3 * max(max(gaps[budget][1]) for budget in shown))  # room for the legend
     trace.set_title("The gaps of those who read", fontsize=13)
     trace.legend(loc="upper right")
     budgets = sorted(gaps)
@@ -145,12 +146,12 @@ def chunked_prefill(gaps: dict, ttft: dict):
     trade.plot(budgets, longest, "-", marker="o", color=COLORS["decode"], label="longest gap of a reader")
     first = [1e3 * ttft[budget] for budget in budgets]
     trade.plot(budgets, first, "--", marker="D", color=COLORS["prefill"], label="first token of the long prompt")
-    top = 1.35 * max(longest + first)  # room for the legend
+    top = 1.4 * max(longest + first)
     trade.set(xscale="log", xlabel="tokens a step may have (log scale)", ylabel="ms", ylim=(0, top))
     trade.set_xticks(budgets, [f"{budget:,}" for budget in budgets])
     trade.minorticks_off()
     trade.set_title("What the budget trades", fontsize=13)
-    trade.legend(loc="upper center")
+    trade.legend(loc="upper right")
     return fig
 
 

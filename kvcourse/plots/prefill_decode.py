@@ -2,7 +2,7 @@
 
 import numpy as np
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from kvcourse.plots.base import COLORS, LOOKS, drawing, new_figure, plain_number
 from kvcourse.results import format_number
@@ -193,7 +193,7 @@ def guesses_kept(runs: dict):
 
     `runs` is `{title: [(guesses made, guesses that stood) for each pass]}`.
     """
-    fig, axes = new_figure(len(runs), 1, size=(10, 2.6 * len(runs) + 0.6), squeeze=False)
+    fig, axes = new_figure(len(runs), 1, size=(9, 2.6 * len(runs) + 0.6), squeeze=False, sharex=True)
     tallest = max(1 + made for passes in runs.values() for made, _ in passes)
     widest = max(len(passes) for passes in runs.values())
     for ax, (title, passes) in zip(axes[:, 0], runs.items(), strict=True):
@@ -206,6 +206,7 @@ def guesses_kept(runs: dict):
         ax.grid(axis="x", visible=False)
         ax.set_title(f"{title}: {len(passes) + int(stood.sum())} tokens in {len(passes)} passes", fontsize=13)
     axes[-1, 0].set_xlabel("pass after the prefill")
+    axes[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
     handles = [
         Patch(facecolor=DECODE, label="the model's own token"),
         Patch(facecolor=COLORS["green"], hatch="//", edgecolor="white", label="guess that stands"),

@@ -82,13 +82,14 @@ def turns_with_and_without(found, computed, ttft: dict):
     """Left, for each turn of a chat: tokens of the prompt that were found and that had to be computed. Right: time to
     first token, `{name: seconds of each turn}`."""
     turns = np.arange(1, len(found) + 1)
-    fig, (left, right) = new_figure(1, 2, size=(11.5, 4.8))
+    fig, (left, right) = new_figure(1, 2, size=(10, 4.8))
     left.bar(turns, computed, color=COMPUTED, hatch="//", edgecolor="white", width=0.7, label="computed")
     left.bar(turns, found, bottom=computed, color=FOUND, width=0.7, label="found")
-    for turn, tokens in zip(turns, computed, strict=True):
-        left.annotate(f"{tokens:,}", (turn, tokens), (0, 3), textcoords="offset points", ha="center", fontsize=11)
+    for turn, tokens, total in zip(turns, computed, np.add(found, computed), strict=True):
+        words = f"{tokens:,}\nof {total:,}"
+        left.annotate(words, (turn, total), (0, 3), textcoords="offset points", ha="center", fontsize=11)
     left.set(xlabel="turn", ylabel="tokens of prompt")
-    left.set_title("With prefix caching")
+    left.set_title("With prefix caching: computed of all")
     left.legend(loc="upper left")
     for (name, seconds), (color, marker, dash) in zip(ttft.items(), LOOKS[1::-1], strict=False):
         right.plot(turns, 1e3 * np.asarray(seconds), dash, marker=marker, color=color, label=name)
@@ -96,7 +97,7 @@ def turns_with_and_without(found, computed, ttft: dict):
     right.yaxis.set_major_formatter(plain_number)
     right.set_title("Time to first token")
     right.legend(loc="upper left")
-    left.set_ylim(0, 1.25 * max(np.add(found, computed)))
+    left.set_ylim(0, 1.5 * max(np.add(found, computed)))
     for ax in (left, right):
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.grid(axis="x", visible=False)

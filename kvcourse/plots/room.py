@@ -2,6 +2,7 @@
 
 import math
 import textwrap
+from statistics import median
 
 from kvcourse.entry import Entry, format_number
 from kvcourse.plots.base import COLORS, drawing, new_figure, plain_number
@@ -51,7 +52,7 @@ def _numbers(ax, answers: dict[str, list[float]], unit: str) -> None:
         ax.set_xscale("log")
     ax.xaxis.set_major_formatter(plain_number)
     if answers["measured"]:
-        middle = sorted(answers["measured"])[len(answers["measured"]) // 2]
+        middle = median(answers["measured"])
         ax.axvline(middle, color=COLORS["measured"], linewidth=1.2)
         text = f"{format_number(middle)} {unit}".strip()
         ax.annotate(

@@ -18,7 +18,7 @@ def guesses(score: Score):
     """One row for each entry: the guess and the bound as factors of the measurement, which stands at 1; the numbers
     beside them. Within the band a guess is near. A word, a zero, or what was not guessed has no factor, only words."""
     entries = score.entries
-    fig, ax = new_figure(size=(10.5, 1.9 + 0.4 * max(1, len(entries))))
+    fig, ax = new_figure(size=(9, 1.9 + 0.56 * max(1, len(entries))))
     if not entries:
         ax.text(0.5, 0.5, str(score), transform=ax.transAxes, ha="center", va="center")
         ax.set_axis_off()
@@ -30,8 +30,8 @@ def guesses(score: Score):
         if entry.measured is not None:
             ax.plot(1, row, "|", color=COLORS["measured"], markersize=17, markeredgewidth=3, zorder=2)
         color = "#666666" if entry.guess is None or entry.measured is None else "black"
-        place = dict(xycoords=("axes fraction", "data"), va="center", color=color, fontsize=11, parse_math=False)
-        ax.annotate(_wrapped(_said(entry), 44), (1.02, row), **place)
+        place = dict(xycoords=("axes fraction", "data"), va="center", color=color, fontsize=12, parse_math=False)
+        ax.annotate(_in_lines(_said(entry)), (1.02, row), **place)
     _frame(ax, entries)
     return fig
 
@@ -77,18 +77,25 @@ def _frame(ax, entries) -> None:
     ax.set_xticks(ticks, [f"1/{1 / tick:,.0f}" if tick < 1 else f"{tick:,.0f}" for tick in ticks])
     ax.minorticks_off()
     ax.set_xlabel("times the measurement")
-    ax.set_yticks(range(len(entries)), [_wrapped(entry.key, 30) for entry in entries], fontsize=11, parse_math=False)
+    ax.set_yticks(range(len(entries)), [_wrapped(entry.key, 26) for entry in entries], fontsize=12, parse_math=False)
     ax.set_ylim(len(entries) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
     look = dict(linestyle="none", markeredgecolor="black", markeredgewidth=0.8)
-    handles = [
-        Line2D([], [], color=COLORS["measured"], marker="|", markersize=14, markeredgewidth=3, linestyle="none"),
-        Line2D([], [], color=COLORS["guess"], marker="o", markersize=10, **look),
-        Line2D([], [], color=COLORS["bound"], marker="D", markersize=6, **look),
-        Patch(color=COLORS["guess"], alpha=0.16, lw=0),
-    ]
-    labels = ["measured", "your guess", "bound", "within a factor of two"]
-    ax.figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=12)
+    tick = dict(marker="|", markersize=14, markeredgewidth=3, linestyle="none")
+    named = {
+        "measured": Line2D([], [], color=COLORS["measured"], **tick),
+        "your guess": Line2D([], [], color=COLORS["guess"], marker="o", markersize=10, **look),
+    }
+    if any(times(entry.bound, entry.measured) is not None for entry in entries):
+        named["bound"] = Line2D([], [], color=COLORS["bound"], marker="D", markersize=6, **look)
+    named["within a factor of two"] = Patch(color=COLORS["guess"], alpha=0.16, lw=0)
+    ax.figure.legend(named.values(), named, loc="outside upper center", ncols=4, fontsize=12, columnspacing=1)
+
+
+def _in_lines(said: str) -> str:
+    """Guess and measurement one above the other, each in lines of at most 30 characters."""
+    guess, comma, rest = said.rpartition(", ")
+    return "\n".join(_wrapped(part, 30) for part in (guess + comma.strip(), rest) if part)
 
 
 def _wrapped(text: str, width: int) -> str:

@@ -39,7 +39,7 @@ def two_sides(pieces, prompt_length: int, step: int, config: ModelConfig):
 @drawing
 def two_sides_filmstrip(pieces, prompt_length: int, steps, config: ModelConfig):
     """The same two sides at several steps, one column a step: without cache above, with cache below."""
-    fig, axes = new_figure(2, len(steps), size=(2.6 * len(steps), 5.8), squeeze=False)
+    fig, axes = new_figure(2, len(steps), size=(0.3 + 1.75 * len(steps), 5.8), squeeze=False)
     scale, word = _unit(config)
     for column, step in enumerate(steps):
         total = _counted_so_far(config, prompt_length, step)

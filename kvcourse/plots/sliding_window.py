@@ -182,8 +182,11 @@ def layer_patterns(patterns: dict, recalls, bytes_kept, distance: int):
 def local_and_global(lengths, gigabytes: dict):
     """GB of cache of published models at `lengths` tokens, `{name: (as made, if every layer saw everything)}`; NaN past
     the end of a model's own context."""
-    fig, axes = new_figure(1, len(gigabytes), size=(3.4 * len(gigabytes), 4.6), squeeze=False)
-    for ax, (name, (own, full)) in zip(axes[0], gigabytes.items(), strict=True):
+    rows = -(-len(gigabytes) // 2)
+    fig, axes = new_figure(rows, 2, size=(8.5, 0.8 + 3.4 * rows), squeeze=False)
+    for ax in axes.flat[len(gigabytes) :]:
+        ax.remove()
+    for ax, (name, (own, full)) in zip(axes.flat, gigabytes.items(), strict=False):
         ax.loglog(lengths, full, "--", color=GLOBAL, label="if all layers saw everything")
         ax.loglog(lengths, own, "-", color=COLORS["blue"], label="as the model is made")
         last = np.flatnonzero(~np.isnan(own))[-1]
@@ -196,7 +199,7 @@ def local_and_global(lengths, gigabytes: dict):
         ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}")
         ax.yaxis.set_major_formatter(plain_number)
         ax.minorticks_off()
-    axes[0, 0].set_ylabel("GB of cache in 16 bits (log scale)")
+    fig.supylabel("GB of cache in 16 bits (log scale)", fontsize=13)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside lower center", ncols=2)
     return fig

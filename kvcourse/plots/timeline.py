@@ -181,7 +181,7 @@ COURSE = {
     "fewer bits, and out into the world": [
         ("08", "Weight quantization", "How few bits does a weight need?"),
         ("09", "Cache quantization", "And a cached key or value?"),
-        ("10", "Real engines", "How do real servers do it?"),
+        ("10", "From course to production", "How do real servers do it?"),
     ],
 }
 
@@ -208,9 +208,11 @@ def course_map(present: set[str], here: str = "", missing: str = "in the making"
             ax.add_patch(box)
             state = "you are here" if number == here else "" if ready else missing
             ink = "black" if ready else "#555555"
-            ax.text(column + 0.07, -row + 0.27, f"{number}  {title}", fontsize=12, weight="bold", va="top", color=ink)
+            lines = textwrap.wrap(f"{number}  {title}", 24)
+            ax.text(column + 0.07, -row + 0.27, "\n".join(lines), fontsize=12, weight="bold", va="top", color=ink)
             question = "\n".join(textwrap.wrap(question, 24))
-            ax.text(column + 0.07, -row + 0.1, question, fontsize=11.5, va="top", color=ink)
+            below = 0.1 - 0.1 * (len(lines) - 1)
+            ax.text(column + 0.07, -row + below, question, fontsize=11.5, va="top", color=ink)
             ax.text(column + 0.9, -row - 0.27, state, fontsize=10.5, ha="right", va="bottom", color=ink, style="italic")
     ax.set_xlim(0, 4)
     ax.set_ylim(-len(COURSE) + 0.65, 0.6)

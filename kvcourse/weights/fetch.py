@@ -78,7 +78,8 @@ def model_file(name: str = "smollm2-135m") -> Path:
     Raises `ValueError` when the file here is damaged: it is not replaced behind the user's back.
     """
     if stand_in(name) != name:
-        print(f"KVCOURSE_OFFLINE is set and {name} is not on this computer: using the course's own {STAND_IN} instead.")
+        print(f"KVCOURSE_OFFLINE is set; {name} is not on this computer:")
+        print(f"using the course's own {STAND_IN} instead.")
     if stand_in(name) in SHIPPED:
         return shipped_folder(stand_in(name))
     source = find_source(name)

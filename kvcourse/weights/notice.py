@@ -2,6 +2,7 @@
 
 import textwrap
 
+from kvcourse.entry import WIDTH
 from kvcourse.text_files import read_object
 from kvcourse.weights.fetch import stand_in
 from kvcourse.weights.shipped import shipped_folder
@@ -20,4 +21,4 @@ def announce_stand_in(name: str = "smollm2-135m") -> None:
         f"{config['max_position_embeddings']:,} tokens, so where the text names more, the cells use less. Your numbers "
         "and some verdicts will differ from those in the solutions."
     )
-    print(textwrap.fill(text, 100))
+    print(textwrap.fill(text, WIDTH))
