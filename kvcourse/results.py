@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from kvcourse.device import device_class, placement
-from kvcourse.entry import NOT_MEASURED, Entry, format_number, text_table
+from kvcourse.entry import NOT_MEASURED, WIDTH, Entry, format_number, text_table
 from kvcourse.entry import Spoken as Spoken  # what the checkers print is of this kind too
 from kvcourse.expected.ranges import report
 from kvcourse.paths import results_folder
@@ -26,7 +26,8 @@ from kvcourse.weights.fetch import stand_in
 
 PARTS = ("entries", "verdicts", "exercises")
 VERDICTS = ("holds", "holds with a condition", "wrong as said")
-STATUSES = ("not attempted", "wrong", "right")
+RIGHT_BEFORE = "right (last try: wrong)"
+STATUSES = ("not attempted", "wrong", "right", RIGHT_BEFORE)
 KEY = re.compile(r"\d\d\.[a-z][a-z0-9_]*")
 
 
@@ -44,6 +45,8 @@ def predict(key: str, guess, unit: str = "", question: str = "") -> None:
     """
     _require_key(key)
     guess = _plain(guess, f"the guess for {key}", none_allowed=True)
+    _require_text(unit, f"the unit of {key}")
+    _require_text(question, f"the question of {key}")
     with _open_store() as store:
         entry = _entry(store, key)
         if entry.unit != unit:  # a measurement in another unit would be read in this one
@@ -63,6 +66,8 @@ def measure(key: str, value, unit: str = "", bound=None, note: str = "") -> Entr
     _require_key(key)
     value = _plain(value, f"the measurement for {key}")
     bound = _plain(bound, f"the bound for {key}", none_allowed=True)
+    _require_text(unit, f"the unit of {key}")
+    _require_text(note, f"the note on {key}")
     with _open_store() as store:
         entry = _entry(store, key)
         if entry.guess is not None and entry.unit != unit:
@@ -89,8 +94,8 @@ def entries(prefix: str) -> list[Entry]:
 
 
 def table(keys) -> str:
-    """A text table of entries. `keys` is a list of keys (in that order, absent ones said to be so), or a prefix
-    such as `"01"` for all that begin with it."""
+    """A text table of entries, with measured / bound in its last column. `keys` is a list of keys (in that order,
+    absent ones said to be so), or a prefix such as `"01"` for all that begin with it."""
     if isinstance(keys, str):
         wanted = entries(keys)
         if not wanted:
@@ -98,12 +103,12 @@ def table(keys) -> str:
     else:
         store = contents()
         wanted = [_entry(store, _require_key(key)) for key in keys]
-    rows = [("", "your guess", "bound", "measured", "measured / bound")]
+    rows = [("", "your guess", "bound", "measured", "/ bound")]
     for entry in wanted:
         measured = NOT_MEASURED if entry.measured is None else entry.text(entry.measured)
         guess, bound = ("-" if value is None else entry.text(value) for value in (entry.guess, entry.bound))
         rows.append((entry.key, guess, bound, measured, "" if entry.ratio is None else format_number(entry.ratio)))
-    return text_table(rows)
+    return text_table(rows, WIDTH)
 
 
 def summary(prefix: str) -> None:
@@ -113,7 +118,7 @@ def summary(prefix: str) -> None:
     found = entries(prefix)
     devices = sorted({entry.device for entry in found if entry.device})
     if devices:
-        print(f"Measured on: {'; '.join(devices)}. Last: {max(entry.date for entry in found)}.\n")
+        print(f"Measured on: {'; '.join(devices)}.\nLast: {max(entry.date for entry in found)}.\n")
         print(report(found))
 
 
@@ -130,6 +135,7 @@ def verdict(statement: int, verdict: str, because: str) -> None:
         raise ValueError(f"verdict={verdict!r} must be one of: {', '.join(VERDICTS)}.")
     if not isinstance(because, str) or not because.strip():
         raise ValueError("because must say in a sentence what was measured; it is empty.")
+    _require_text(because, "because")
     with _open_store() as store:
         store["verdicts"][str(statement)] = [verdict, because]
     print(f'statement {statement}, "{STATEMENTS[statement]}": {verdict}. {because}')
@@ -142,13 +148,15 @@ def verdicts() -> dict[int, Finding]:
 
 
 def record_exercise(name: str, status: str) -> None:
-    """Remember how an exercise stands, one of `STATUSES`. An untouched stub does not undo an earlier answer."""
+    """Remember how an exercise stands, one of `STATUSES`. An untouched stub does not undo an earlier answer, and what
+    was right once stays done: a wrong answer after it makes "right (last try: wrong)"."""
     if status not in STATUSES:
         raise ValueError(f"status={status!r} must be one of: {', '.join(STATUSES)}.")
     with _open_store() as store:
         if status == "not attempted" and name in store["exercises"]:
             return
-        store["exercises"][name] = status
+        once_right = store["exercises"].get(name) in ("right", RIGHT_BEFORE)
+        store["exercises"][name] = RIGHT_BEFORE if once_right and status == "wrong" else status
 
 
 def progress() -> dict[str, str]:
@@ -197,7 +205,13 @@ def _plain(value, what: str, none_allowed: bool = False):
         raise ValueError(f"{what} is {value}: only finite numbers are stored. Look for a division by zero before it.")
     if isinstance(value, int) and abs(value) > sys.float_info.max:
         raise ValueError(f"{what} is too large: numbers up to {sys.float_info.max:.1e} are stored.")
-    if isinstance(value, str) and re.search("[\ud800-\udfff]", value):
+    return _require_text(value, what) if isinstance(value, str) else value
+
+
+def _require_text(value, what: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{what} must be a text; a {type(value).__name__} was given.")
+    if re.search("[\ud800-\udfff]", value):
         raise ValueError(f"{what} is {value!r}, which holds half a character (a lone surrogate): it cannot be printed.")
     return value
 
@@ -223,14 +237,20 @@ def _open_store(write: bool = True):
 def parsed(content: dict) -> dict:
     """The three parts of the file, each entry checked; an unknown field, type, value or status means a damaged file."""
     content = {part: content.get(part, {}) for part in PARTS}
-    content["entries"] = {key: asdict(Entry(**fields)) for key, fields in content["entries"].items()}
-    texts = [text for finding in content["verdicts"].values() for text in Finding(*finding)]
+    content["entries"] = {_require_key(key): asdict(Entry(**fields)) for key, fields in content["entries"].items()}
     for key, entry in content["entries"].items():
-        for part in ("guess", "bound", "measured"):
-            _plain(entry[part], f"{part} of {key}", none_allowed=True)
-        texts += [value for part, value in entry.items() if part not in ("guess", "bound", "measured")]
-    if not all(isinstance(text, str) for text in texts) or not all(map(int, content["verdicts"])):
-        raise ValueError("a text is none, or a verdict has no number")
+        if entry["key"] != key:
+            raise ValueError(f"the entry under {key} says that it is {entry['key']!r}")
+        for part, value in entry.items():
+            if part in ("guess", "bound", "measured"):
+                _plain(value, f"{part} of {key}", none_allowed=True)
+            else:
+                _require_text(value, f"{part} of {key}")
+    for number, finding in content["verdicts"].items():
+        if number not in map(str, STATEMENTS):
+            raise ValueError(f"there is no statement {number!r} to have a verdict on")
+        for text in Finding(*finding):
+            _require_text(text, f"the verdict on {number}")
     if not set(content["exercises"].values()) <= set(STATUSES):
         raise ValueError("unknown status of an exercise")
     return content

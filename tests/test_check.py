@@ -13,7 +13,7 @@ from kvcourse import results
 from kvcourse.check import catalog, framework
 from kvcourse.check.catalog import CATALOG, Effort
 from kvcourse.check.diagnosis import NotAttempted, diagnose, snapshot
-from kvcourse.check.framework import compare, error_of, exercise, normal
+from kvcourse.check.framework import compare, error_of, exercise, normal, told
 
 
 @pytest.fixture(autouse=True)
@@ -136,10 +136,62 @@ def test_a_forgotten_return_is_hinted_at(softmax_rows):
     assert "is the return missing?" in softmax_rows(learner("def answer(s): s.exp()")).message
 
 
+def test_none_after_a_case_with_an_answer_is_wrong():
+    @exercise
+    def half(answer):
+        return compare(answer, lambda n: n / 2, cases=[4, 5, 6], mistakes={"rounded": lambda n: n // 2})
+
+    for ending in ("", "\n    return ...", "\n    return None"):
+        verdict = half(learner("def answer(n):\n    if n % 2 == 0: return n / 2" + ending))
+        returned = "Ellipsis" if "..." in ending else "None"
+        assert (verdict.status, verdict.message.split(":")[0]) == ("wrong", f"with n = 5, it returns {returned}")
+    assert half(learner("def answer(n):\n    if n > 4: return n / 2")).status == "not attempted"  # none before it
+    assert half(learner("def answer(n): return n / 2")).status == "right"
+
+
+def test_what_gives_its_parts_in_order_is_taken_for_a_list():
+    @exercise
+    def squares(answer):
+        def right(n):
+            return [i * i for i in range(n)]
+
+        wrong = {"the last is missing": lambda n: right(n - 1), "one too many": lambda n: right(n + 1)}
+        return compare(answer, right, cases=[3, 0, 4], mistakes=wrong)
+
+    for way in (
+        "return (i * i for i in range(n))",
+        "yield from [i * i for i in range(n)]",
+        "return {i: i * i for i in range(n)}.values()",
+        "return {i * i: i for i in range(n)}.keys()",
+        "return map(lambda i: i * i, range(n))",
+    ):
+        assert squares(learner("def answer(n): " + way)).status == "right"
+        worse = squares(learner("def answer(n): " + way.replace("range(n)", "range(n + 1)")))
+        assert (worse.status, worse.message) == ("wrong", "one too many")  # also for what can be read only once
+    failing = squares(learner("def answer(n):\n    yield 0\n    yield n.nothing"))
+    assert failing.status == "wrong" and failing.message.startswith("it raises AttributeError")
+    for way, kind in (("{i: 1 for i in range(n)}", "a dict"), ("{i * i for i in range(n)}", "a set"), ("'014'", "str")):
+        assert kind in squares(learner("def answer(n): return " + way)).message
+
+
 def test_a_not_implemented_error_from_a_library_is_not_a_stub(softmax_rows):
     source = "def answer(s): return torch.nn.Module()(s)"  # torch raises NotImplementedError: no forward
     verdict = softmax_rows(learner(source))
     assert verdict.status == "wrong" and "NotImplementedError" in verdict.message
+
+
+def test_an_exception_without_a_text_ends_with_its_name():
+    assert told(ValueError("full")) == "ValueError: full"
+    assert told(ValueError()) == "ValueError"
+
+
+def test_bytes_are_told_so_that_they_can_be_given_again():
+    @exercise
+    def first(answer):
+        return compare(answer, lambda block: block[0], cases=[bytes(range(1, 19))])
+
+    said = "with block = bytes.fromhex('0102030405060708090a0b0c0d0e0f101112'), expected 1, yours is 5"
+    assert first(learner("def answer(block): return 5")).message.startswith(said)
 
 
 def test_line_and_source_of_an_exception_in_a_helper_are_shown(softmax_rows, tmp_path):
@@ -269,10 +321,15 @@ def test_an_exercise_can_ask_for_an_error():
         ("yes", "yes"),
         (b"\xff", b"\xff"),
         ([torch.ones(2), torch.zeros(1)], (torch.ones(2), torch.zeros(1))),
+        (np.array([1, 2]), (1, 2)),
+        (torch.tensor([0.5, 2.0], requires_grad=True), (0.5, 2)),
         ({"k": [1.0]}, {"k": torch.tensor([1.00001])}),
         (torch.tensor([[-torch.inf, 0.0]]), np.array([[-np.inf, 0.0]])),
         (1e-9 * (1 + 1e-6), 1e-9),
         (torch.ones(0, 3), torch.ones(0, 3)),
+        ([], torch.ones(0, 3)),  # an empty list has no shape to tell
+        ((), torch.ones(0, 4, 2)),
+        ([], torch.zeros(0, dtype=torch.int64)),
     ],
 )
 def test_same_values_in_another_form_are_right(got, right):
@@ -286,15 +343,27 @@ def test_same_values_in_another_form_are_right(got, right):
         (1_000_001, 1_000_000, "expected 1000000, yours is 1000001"),  # whole numbers are compared exactly
         (1_000_001.0, 1_000_000, "expected 1000000, yours is 1000001"),
         (2e-9, 1e-9, "yours is 2 times the right value"),  # small numbers are not all equal to 0
-        ([1.0, 2.0], torch.tensor([1, 2]), "expected whole numbers (int64), yours has the dtype float64"),
-        ([1, 0], [True, False], "expected True or False in the shape (2,)"),
+        ([1.0, 2.0], torch.tensor([1, 2]), "expected whole numbers (int64), yours holds floats"),
+        (torch.tensor([1.5, 2]), [1, 2], "expected whole numbers (int64), yours has the dtype float32"),
+        ([1, 0], [True, False], "expected True or False in the shape (2,), yours holds whole numbers"),
+        (1, True, "expected True or False, yours is the int 1"),
+        (torch.tensor([True, False]), [1.5, 0.5], "expected numbers in the shape (2,), yours has the dtype bool"),
         (torch.ones(3), torch.ones(3, 1), "expected the shape (3, 1), yours is (3,)"),
+        ([], torch.ones(2, 3), "expected the shape (2, 3), yours is (0,)"),
+        ([], torch.ones(2, 0), "expected the shape (2, 0), yours is (0,)"),
+        (torch.ones(0), torch.ones(0, 3), "expected the shape (0, 3), yours is (0,)"),
         ("no", "yes", "expected 'yes', yours is the str 'no'"),
         (b"\xfe", b"\xff", r"expected b'\xff', yours is the bytes b'\xfe'"),
         ([255], b"\xff", r"expected b'\xff', yours is a list"),
         (b"a", "a", "expected 'a', yours is the bytes b'a'"),
         ((-8) ** (1 / 3), -2.0, "expected -2, yours is 1+1.7321j"),
         (1.0, (1.0, 2.0), "expected 2 values"),
+        (np.ones(3), (1.0, 1.0), "expected 2 values, yours is 3"),
+        (np.ones((2, 1)), (1.0, 1.0), "expected 2 values"),
+        (torch.tensor([1.0, 3.0]), (1.0, 2.0), "value 2 of 2: expected 2, yours is 3"),
+        (552960, 511488.0, "expected 511488, yours is 552960"),  # one format for both, not 5.1149e+05
+        (0.5, 1_680_000, "expected 1680000, yours is 0.5"),
+        (1e30, 2e6, "expected 2000000, yours is 1e+30"),
         ((1.0, None), (1.0, 2.0), "value 2 of 2 is None"),
         ((1.0, 3.0), (1.0, 2.0), "value 2 of 2: expected 2, yours is 3"),
         ({"v": 1}, {"k": 1}, "expected a dict with the keys ['k'], yours is ['v']"),
@@ -309,6 +378,23 @@ def test_same_values_in_another_form_are_right(got, right):
 )
 def test_the_difference_is_put_in_words(got, right, said):
     assert said in diagnose(got, right)
+
+
+@pytest.mark.parametrize(
+    "got, right, said",
+    [
+        (torch.ones(2), [True, False], "dtype float32; `.bool()` makes True and False of it"),
+        (torch.ones(2, dtype=torch.bfloat16), [True, False], "dtype bfloat16; `.bool()` makes True and False of it"),
+        (np.ones(2, np.float32), [True, False], "dtype float32; `.astype(bool)` makes True and False of it"),
+        (torch.tensor([1.0, 2.0]), [1, 3], "dtype float32; `.long()` makes whole numbers of it"),
+        (np.array([1.0, 2.0]), [1, 3], "dtype float64; `.astype(int)` makes whole numbers of it"),
+        (torch.tensor([0.0, -torch.inf]), [True, False], "dtype float32"),  # .bool() would turn it around
+        (torch.tensor([1.5, 2.0]), [1, 3], "dtype float32"),
+        (torch.tensor([1.0, torch.inf]), [1, 3], "dtype float32"),
+    ],
+)
+def test_a_dtype_is_the_learners_own_and_the_way_out_is_named_where_there_is_one(got, right, said):
+    assert diagnose(got, right).endswith(said)
 
 
 def test_numbers_are_told_with_enough_digits_to_differ():
@@ -396,6 +482,23 @@ def test_progress_tells_what_is_done_and_how_long_the_rest_takes(softmax_rows, s
     results.record_exercise("append", "right")
     kvcourse.check.progress("98")
     assert capsys.readouterr().out == "98_cache: 1 of 1 right\n  ●●● 10 min  append               right\n"
+
+
+def test_what_was_right_once_stays_done(softmax_rows, short_catalog, capsys):
+    for code, stands in (
+        (RIGHT["library"], "right"),
+        ("def answer(s): return s", "right (last try: wrong)"),
+        ("def answer(s): ...", "right (last try: wrong)"),
+        ("def answer(s): return s", "right (last try: wrong)"),
+        (RIGHT["loop"], "right"),
+    ):
+        softmax_rows(learner(code))
+        capsys.readouterr()
+        kvcourse.check.progress("97")
+        assert capsys.readouterr().out.splitlines()[:2] == [
+            "97_attention: 1 of 2 right, about 4 minutes left",
+            f"  ●●○  7 min  softmax_rows         {stands}",
+        ]
 
 
 @pytest.mark.parametrize("ask", [kvcourse.check.progress, kvcourse.check.reset])

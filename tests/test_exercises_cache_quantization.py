@@ -63,12 +63,21 @@ RIGHT = {
                 waiting = waiting[group_size:]
             return (torch.stack(groups) if groups else torch.zeros(0, group_size, d)), waiting
         """,
+        """
+        def full_groups(waiting, group_size):
+            full = len(waiting) // group_size * group_size
+            return [waiting[i : i + group_size] for i in range(0, full, group_size)], list(waiting[full:])
+        """,
     ],
     "exact_tokens": [
         """
         def exact_tokens(n, residual, group_size):
             wait = residual or group_size
             return n % wait, min(n, residual)
+        """,
+        """
+        def exact_tokens(n, residual, group_size):  # both in one array
+            return np.array([n % (residual if residual else group_size), np.minimum(n, residual)])
         """,
         """
         def exact_tokens(n, residual, group_size):

@@ -43,6 +43,10 @@ RIGHT = {
             steps = np.arange(1, n + 1, dtype=np.float64)
             return np.sum(steps * token_bytes), float(n) * token_bytes
         """,
+        """
+        def bytes_copied(n, token_bytes):  # both in one array
+            return np.array([n * (n + 1) // 2, n]) * token_bytes
+        """,
     ],
     "cached_generate": [
         """
@@ -116,6 +120,7 @@ RIGHT = {
     ],
 }
 
+FULL = 'stop > keys.shape[2]:\n        raise ValueError("full")'
 COPIED = "def bytes_copied(n, token_bytes):\n    return {}"
 
 MISTAKES = {
@@ -134,6 +139,8 @@ MISTAKES = {
         (("stop > keys.shape[2]", "False"), "lost without a word"),
         (("stop > keys.shape[2]", "length >= keys.shape[2]"), "ends in RuntimeError"),
         (("stop > keys", "stop >= keys"), "the tokens fit exactly, but it raises ValueError: full"),
+        ((FULL, "stop >= keys.shape[2]:\n        raise ValueError"), "it raises ValueError; refuse only"),
+        ((FULL, "stop > keys.shape[2]:\n        raise AssertionError"), "ends in AssertionError; check"),
         (("raise ValueError", "raise IndexError"), "ends in IndexError: full"),
         (("length:stop] = new", "length:] = new[:, :, -1:]"), "slots behind|first difference"),
     ],
@@ -178,7 +185,7 @@ MISTAKES = {
     "next_positions": [
         (
             ("torch.tensor(lengths)[:, None]", "max(lengths) * torch.ones(len(lengths), 1).long()"),
-            "each row has a length of its own",
+            "each text has a length of its own",
         ),
         (("torch.tensor(lengths)", "0 * torch.tensor(lengths)"), "starts at 0 again"),
         (("torch.tensor(lengths)", "(torch.tensor(lengths) - 1)"), "one too low"),
@@ -201,7 +208,7 @@ MISTAKES = {
             ("torch.ones(new, context + new).tril(diagonal=context)", "torch.ones(new, new).tril()"),
             "keys in the cache are missing",
         ),
-        ((".bool()", ""), "True or False"),
+        ((".bool()", ""), "dtype float32; `.bool()` makes True and False of it"),
     ],
 }
 

@@ -86,6 +86,12 @@ RIGHT = {
                 heads.append(scores.softmax(-1) @ v[:, h // group])
             return torch.stack(heads, dim=1)
         """,
+        """
+        def attend_grouped(q, k, v):  # in float64: twice the bytes, and nothing repeated
+            q, k, v = q.double(), k.double(), v.double()
+            rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
+            return ((rows @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v).reshape(q.shape)
+        """,
     ],
     "pool_heads": [
         """
@@ -136,6 +142,7 @@ MISTAKES = {
         (("config.d_head", "(config.d_model // config.n_heads)"), "d_head stands in the config"),
         (("2 * config", "config"), "only one of them is counted"),
         ((" / 8", ""), "these are bits"),
+        (("numbers * bits / 8", "numbers * (bits // 8)"), "bits // 8 is cut to whole bytes"),
         (("numbers * bits / 8", "numbers * 2"), "those of 16 bits"),
         ((" * config.n_layers", ""), "every layer"),
         ((" * batch_size", ""), "each text of the batch"),
@@ -171,6 +178,10 @@ MISTAKES = {
         (("q.shape[-1] ** 0.5", "q.shape[-1]"), "by its square root"),
         (("softmax(-1)", "softmax(-2)"), "must run over the keys"),
         (BROADCAST, "4 times as large as the keys"),
+        (
+            BROADCAST.replace("grouped =", "q, k, v = q.double(), k.double(), v.double()\n    grouped ="),
+            "a tensor 4 times",
+        ),
         (COPIED, "do not repeat keys or values"),
     ],
     "pool_heads": [
@@ -184,7 +195,7 @@ MISTAKES = {
                 "    return heads.mean(dim=1).flatten(0, 1)",
                 "    return weight.unflatten(0, (n_kv_heads * d_head, -1)).mean(1)",
             ),
-            "average whole heads",
+            "neighboring rows are averaged",
         ),
     ],
 }

@@ -127,6 +127,8 @@ MISTAKES = {
         ((FUTURE, "False"), "no mask"),
         ((FUTURE, "np.triu(np.ones(s.shape, bool), 2)"), "sees the token after it"),
         ((FUTURE, "np.triu(np.ones(s.shape, bool))"), "the diagonal stays"),
+        ((f"{FUTURE}, -np.inf, s", "np.triu(np.ones(s.shape, bool)), -1e9, s"), "the mean of all values"),
+        ((f"np.where({FUTURE}, -np.inf, s)", "s + -1e9 * np.triu(np.ones(s.shape))"), "it sees every token"),
         ((FUTURE, "np.tril(np.ones(s.shape, bool), -1)"), "the wrong half"),
         (
             ("s.max(1, keepdims=True))\n        w = w / w.sum(1", "s.max(0, keepdims=True))\n        w = w / w.sum(0"),
@@ -185,6 +187,9 @@ MISTAKES = {
         (("n * p + ", ""), "the prompt is missing"),
         ("def rows_computed(p, n): return (p + n) * (p + n - 1) // 2", "a step for each token of the prompt"),
         ("def rows_computed(p, n): return n * (p + n - 1)", "the rows of the longest one"),
+        ("def rows_computed(p, n): return sum(p + step for step in range(n + 1))", "one step too many"),
+        ("def rows_computed(p, n): return sum(p + step for step in range(n - 1))", "one step too few"),
+        ("def rows_computed(p, n): return sum(p + step for step in range(1, n))", "the first step is missing"),
         ("def rows_computed(p, n): return 0", "expected 30, yours is 0"),
     ],
     "linear_flops": [

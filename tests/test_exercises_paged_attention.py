@@ -27,6 +27,11 @@ RIGHT = {
         def blocks_for(length, block_size):
             return [(length + block_size - 1) // block_size, -length % block_size]
         """,
+        """
+        def blocks_for(length, block_size):  # both in one tensor
+            blocks = -(-length // block_size)
+            return torch.tensor([blocks, blocks * block_size - length])
+        """,
     ],
     "slot_mapping": [
         """
@@ -152,6 +157,13 @@ MISTAKES = {
         (("table[p // block_size]", "table[p]"), "raises IndexError"),
         (
             (
+                "table[p // block_size] * block_size + p % block_size",
+                "table[p % block_size] * block_size + p // block_size",
+            ),
+            "// and % are swapped",
+        ),
+        (
+            (
                 "range(start, stop)",
                 "range(start // block_size * block_size, -(-stop // block_size) * block_size)",
             ),
@@ -206,6 +218,12 @@ MISTAKES = {
             ),
             "may lack the blocks",
         ),
+        (
+            ("(stop - 1) // block_size + 1", "start // block_size - (start - stop) // block_size"),
+            "two tokens can lie in two blocks",
+        ),
+        (("table[start // block_size :", "table[(start + 1) // block_size :"), "the block of `start` is missing"),
+        (("(stop - 1) // block_size + 1", "max(start, stop - 2) // block_size + 1"), "not stop - 2"),
     ],
     "share_budget": [
         (("(True, False)", "(None,)"), "expected"),
@@ -217,6 +235,7 @@ MISTAKES = {
         (("in enumerate(left):", "in reversed(list(enumerate(left))):"), "the earliest first"),
         (("budget -= taken[i]", "budget -= taken[i] * (wanted > 1)"), "count as well"),
         (("min(wanted, budget)", "1 if decodes else min(wanted, max(0, budget))"), "when the budget is used up"),
+        (("min(wanted, budget)", "1 if decodes else min(wanted, budget)"), "no text gets fewer than 0"),
         (
             ("(wanted == 1) == decodes", "(wanted == 1) == decodes and (decodes or not any(n > 1 for n in left[:i]))"),
             "only one prompt is read",

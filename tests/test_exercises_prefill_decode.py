@@ -138,6 +138,7 @@ MISTAKES = {
         ((" * config.n_layers", ""), "only one is counted"),
         (("return weights / (", "return 1 / weights * ("), "upside down"),
         (("return weights /", "return weights //"), "do not round"),
+        (("* config.d_head", "* (config.d_model / config.n_heads)"), "d_model / n_heads need not be"),
     ],
     "prefill_in_chunks": [
         (("len(ids), chunk)", "len(ids) - chunk + 1, chunk)"), "the last piece"),
@@ -156,6 +157,16 @@ MISTAKES = {
         (("return count,", "return count + 1,"), "one too high"),
         (("return count, greedy[count]", "return greedy[count], count"), "swapped"),
         (("return count,", "count = count if count == len(guesses) else 0\n    return count,"), "all or nothing"),
+        (("== greedy[count]:", "== greedy[count + 1]:"), "not against greedy[i + 1]"),
+        (("== greedy[count]:", "== greedy[count - 1]:"), "not against greedy[i - 1]"),
+        (
+            (
+                "== greedy[count]:\n        count += 1\n    return count, greedy[count]",
+                "== greedy[count + 1]:\n        count += 1\n    return count, greedy[count + 1]",
+            ),
+            "one place too late",
+        ),
+        (("return count, greedy[count]", "return 0, greedy[0]"), "value 1 of 2: expected 4, yours is 0"),
         (
             ("return count, greedy[count]", "return count, (list(guesses) + list(greedy[-1:]))[count]"),
             "the rejected guess",

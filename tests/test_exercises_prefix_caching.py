@@ -43,6 +43,11 @@ RIGHT = {
                 key = (key, *tokens[i * block_size : (i + 1) * block_size])
                 yield key
         """,
+        """
+        def block_keys(tokens, block_size):  # two bytes hold every token of the course's vocabularies
+            ends = range(block_size, len(tokens) + 1, block_size)
+            return [np.array(tokens[:end], dtype=np.uint16).tobytes() for end in ends]
+        """,
     ],
     "found_tokens": [
         """
@@ -134,6 +139,19 @@ RIGHT = {
     ],
 }
 
+KEY_OF_BEGINNING = """
+def block_keys(tokens, block_size):
+    return [{} for end in range(block_size, len(tokens) + 1, block_size)]
+"""
+ROLLING = """
+def block_keys(tokens, block_size):
+    keys, key = [], 7
+    for i, token in enumerate(tokens, 1):
+        key = key * {base} + token
+        if i % block_size == 0:
+            keys.append(key)
+    return keys
+"""
 
 MISTAKES = {
     "block_keys": [
@@ -170,6 +188,25 @@ MISTAKES = {
         (("return keys", "return parent"), "a list of keys is wanted, one for each full block: 3"),
         (("return keys", "return str(parent)"), "a list of keys is wanted"),
         (("return keys", "return keys or None"), "0 for 3 tokens in blocks of 4, yours is None"),
+        (("repr(block).encode()", "bytes(block)"), "ValueError: bytes must be in range(0, 256)"),
+        (("repr(block).encode()", "bytes(token % 256 for token in block)"), "one byte holds 256 tokens"),
+        (("repr(block).encode()", "''.join(map(str, block)).encode()"), "run together"),
+        (
+            ("repr(block).encode()", "b''.join(t.to_bytes(-(-t.bit_length() // 8), 'big') for t in block)"),
+            "as many bytes as any other",
+        ),
+        (KEY_OF_BEGINNING.format("''.join(map(str, tokens[:end]))"), "[1, 23] and [12, 3]"),
+        *[(ROLLING.format(base=base), f"[0, {base}] and [1, 0]") for base in (31, 33, 131, 257, 1000, 10_007)],
+        (KEY_OF_BEGINNING.format("int.from_bytes(np.array(tokens[:end], dtype='>u2').tobytes())"), "leaves no trace"),
+        *[
+            (KEY_OF_BEGINNING.format(key), "fit for a dict")
+            for key in (
+                "torch.tensor(tokens[:end])",
+                "torch.tensor(hash(tuple(tokens[:end])))",
+                "(end, torch.tensor(tokens[:end]))",
+                "np.array(tokens[:end])",
+            )
+        ],
     ],
     "found_tokens": [
         ((" // block_size * block_size", ""), "round down to full blocks"),
@@ -208,6 +245,8 @@ MISTAKES = {
         ((" and name not in parents", ""), "another one depends"),
         (("min(free", "max(free"), "used last"),
         (("users == 0 and ", ""), "somebody is reading"),
+        (("name not in parents", "blocks[name][0] is None"), "nobody's parent"),
+        (("users == 0 and name not in parents", "blocks[name][0] is None"), "nobody's parent"),
         (("min(free, key=lambda name: blocks[name][2], default=None)", "free[0] if free else None"), "first"),
         (
             (

@@ -56,6 +56,17 @@ RIGHT = {
             ends = np.cumsum([len(weight) for weight in weights])[:-1]
             return torch.tensor_split(torch.einsum("td,rd->tr", x, torch.cat(weights)), ends.tolist(), dim=1)
         """,
+        """
+        @torch.inference_mode()
+        def joined_product(x, weights):
+            together = torch.nn.functional.linear(x, torch.cat(weights))
+            yield from together.split([len(weight) for weight in weights], dim=-1)
+        """,
+        """
+        def joined_product(x, weights):
+            together = (x[:, None] * torch.cat(weights)).sum(-1)
+            return together.split([len(weight) for weight in weights], dim=-1)
+        """,
     ],
     "int8_product": [
         """
@@ -118,6 +129,13 @@ RIGHT = {
     ],
 }
 
+# Only tokens that are quiet beside the loudest come out wrong.
+QUIET_ROUGH = "largest = x.abs().amax(-1, keepdim=True)\n    own = largest / torch.where(largest < 3, 100, 127)"
+SEPARATE = """
+@{}()
+def joined_product(x, weights):
+    return [{} for w in weights]
+"""
 
 MISTAKES = {
     "fastest_decode": [
@@ -156,6 +174,22 @@ MISTAKES = {
             "products",
         ),
         (("torch.cat(weights).T", "torch.cat(weights)"), "it raises RuntimeError"),
+        *[
+            (SEPARATE.format(mode, product), "it took 3 products")
+            for mode in ("torch.no_grad", "torch.inference_mode")
+            for product in (
+                "torch.inner(x, w)",
+                "torch.nn.functional.linear(x, w)",
+                "torch.einsum('td,rd->tr', x, w)",
+                "torch.tensordot(x, w, ([1], [1]))",
+                "torch.linalg.matmul(x, w.T)",
+                "torch.linalg.multi_dot([x, w.T])",
+                "torch.addmm(torch.zeros(len(w)), x, w.T)",
+                "torch.baddbmm(torch.zeros(1, len(x), len(w)), x[None], w.T[None])[0]",
+                "(x[:, None] * w).sum(-1)",
+                "torch.linalg.vecdot(x[:, None], w)",
+            )
+        ],
     ],
     "int8_product": [
         (("x.abs().amax(-1, keepdim=True)", "x.abs().amax()"), "one scale, that of the loudest"),
@@ -185,6 +219,8 @@ MISTAKES = {
         ((".abs()", ""), "largest magnitude"),
         (("/ 127", "/ 128"), "divide by 127"),
         (("/ 127", "/ 255"), "divide by 127"),
+        (("whole = (x / own).round()", "whole = (x / own).round() * (own > 0.02)"), "under 'row 0'"),
+        (("own = x.abs().amax(-1, keepdim=True) / 127", QUIET_ROUGH), "under 'row 0'"),
     ],
     "gap_percentile": [
         (("for times in answers:", "for times in ([0.0, *t] for t in answers):"), "the first token"),

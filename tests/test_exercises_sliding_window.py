@@ -165,6 +165,9 @@ MISTAKES = {
             ),
             "distance between slots",
         ),
+        (("if key >= sinks", "if key >= sinks or position < window"), "first evicted at position sinks + window"),
+        (("if key >= sinks", "if key >= sinks or position <= window"), "first evicted at position sinks + window"),
+        (("if key >= sinks", "if key >= window"), "only the first `sinks` keys"),
     ],
     "windowed_bytes": [
         (("min(seq_len, window)", "seq_len"), "every layer keeps all tokens"),
@@ -174,8 +177,12 @@ MISTAKES = {
         (("n_kv_heads", "n_heads"), "n_kv_heads heads, not for n_heads"),
         (("return 2 *", "return"), "only one of them is counted"),
         ((" // 8", ""), "these are bits"),
+        (("bits // 8", "(bits // 8)"), "bits // 8 is cut to whole bytes"),
         ((" * bits // 8", ""), "the bits are missing"),
         (("in config.windows", "in config.windows[:1]"), "only one layer"),
+        (("config.d_head", "(config.d_model // config.n_heads)"), "d_model / n_heads need not be"),
+        (("config.d_head", "config.n_heads"), "expected"),
+        (("config.n_kv_heads * config.d_head", "config.d_model"), "n_kv_heads heads of d_head numbers"),
     ],
 }
 

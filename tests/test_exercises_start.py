@@ -44,6 +44,26 @@ RIGHT = {
             return list(times.values())
         """,
         """
+        def word_times(pieces, arrivals):
+            text, times = "", {}
+            for piece, arrival in zip(pieces, arrivals):
+                text += piece
+                if piece.strip():
+                    times[len(text.split())] = arrival
+            return times.values()
+        """,
+        """
+        def word_times(pieces, arrivals):
+            text, complete = "", None
+            for piece, arrival in zip(pieces, arrivals):
+                if complete is not None and piece.strip() and len((text + piece).split()) > len(text.split()):
+                    yield complete
+                text += piece
+                complete = arrival if piece.strip() else complete
+            if complete is not None:
+                yield complete
+        """,
+        """
         def word_times(pieces, arrivals):  # from the end: the first piece seen of a word is its last
             times, seen = [], set()
             for end in range(len(pieces), 0, -1):

@@ -223,6 +223,8 @@ MISTAKES = {
         (("rows * columns // group_size", "(rows // group_size) * (columns // group_size)"), "within a row"),
         (("rows * columns // group_size", "rows * columns"), "for every number"),
         (("(16 + bits)", "(32 + bits)"), "32 bits"),
+        (("(16 + bits)", "(16 + 16)"), "the zero counts 16 bits"),
+        (("(16 + bits)) / 8", "(16 + 1)) // 8"), "expected 511488, yours is "),
     ],
     "read_q4_0": [
         (
@@ -245,6 +247,8 @@ MISTAKES = {
             "rounded to float16",
         ),
         (("(codes - 8)", "codes"), "not centered"),
+        (("(codes - 8)", "(codes - 7)"), "take 8 off"),
+        (("(codes - 8)", "(codes - 9)"), "with block = bytes.fromhex('003c21"),
         (("(codes - 8)", "np.where(codes > 7, codes - 16, codes)"), "signed"),
         ((".astype(np.float32)\n    return (codes - 8)", "\n    return (codes - 8)"), "no negative numbers"),
         (('"<f2"', '">f2"'), "little-endian"),

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from kvcourse import paths, results, store
+from kvcourse.entry import PRINTED, WIDTH
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +53,11 @@ def test_formatted_numbers_are_within_half_a_percent_of_the_value():
 def test_guess_bound_and_measurement_stand_side_by_side(capsys):
     results.predict("01.total_exponent", 2, question="How does the work grow?")
     entry = results.measure("01.total_exponent", 1.88, bound=2.0)
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == "01.total_exponent          your guess 2 is noted"
-    parts = [part.strip() for part in second.split("|")]
-    assert parts == ["01.total_exponent          your guess 2", "bound 2", "measured 1.88 (0.94 times the bound)"]
+    assert capsys.readouterr().out.splitlines() == [
+        "01.total_exponent          your guess 2 is noted",
+        "01.total_exponent  your guess 2 | bound 2",
+        "    measured 1.88 (0.94 times the bound)",
+    ]
     assert entry == results.get("01.total_exponent")
     assert (entry.guess, entry.bound, entry.measured, entry.question) == (2, 2.0, 1.88, "How does the work grow?")
     assert entry.device and entry.date
@@ -65,7 +68,7 @@ def test_what_is_missing_is_said(capsys):
     results.measure("01.gap", 0.03, unit="s")
     assert results.get("01.other") is None
     out = capsys.readouterr().out
-    assert "no guess noted" in out and "bound" not in out and "measured 0.03 s\n" in out
+    assert "no guess noted" in out and "bound" not in out and "01.gap  no guess | measured 0.03 s\n" in out
     assert "times the bound" not in out
 
 
@@ -137,7 +140,7 @@ def test_table_and_summary(capsys):
     results.measure("02.a", 1)
     capsys.readouterr()
     header, *lines = results.table("01").splitlines()
-    assert header.split() == ["your", "guess", "bound", "measured", "measured", "/", "bound"]
+    assert header.split() == ["your", "guess", "bound", "measured", "/", "bound"]
     assert [line.split() for line in lines] == [
         ["01.a", "-", "0.25", "s", "0.5", "s", "2"],
         ["01.b", "5", "tokens", "-", "not", "measured", "here"],
@@ -148,6 +151,37 @@ def test_table_and_summary(capsys):
     results.summary("01")
     out = capsys.readouterr().out
     assert "Measured on:" in out and "02.a" not in out
+
+
+def test_what_does_not_fit_a_narrow_window_goes_on_below(capsys):
+    results.predict("03.attention_time_exponent", 1_000, unit="tokens")
+    results.measure("03.attention_time_exponent", 5_400, unit="tokens", bound=2_920, note="bytes; extrapolated")
+    results.measure("03.a", 1_500, unit="tokens", note="piece by piece, with a " + 3 * "long " + "reason")
+    said = capsys.readouterr().out.splitlines()
+    assert said[1:] == [
+        "03.attention_time_exponent  your guess 1,000 tokens",
+        "    bound 2,920 tokens",
+        "    measured 5,400 tokens (1.85 times the bound)",
+        "    bytes; extrapolated",
+        "03.a  no guess | measured 1,500 tokens",
+        "    piece by piece, with a long long long reason",
+    ]
+    assert PRINTED.findall("\n".join(said)) == [("03.attention_time_exponent", "5,400"), ("03.a", "1,500")]
+    header, *lines = results.table("03").splitlines()
+    assert re.split(" {2,}", header) == ["", "your guess", "bound", "measured", "/ bound"]
+    assert lines[0::2] == ["03.a", "03.attention_time_exponent"]
+    assert [re.split(" {2,}", line) for line in lines[1::2]] == [
+        ["", "-", "-", "1,500 tokens"],
+        ["", "1,000 tokens", "2,920 tokens", "5,400 tokens", "1.85"],
+    ]
+    assert max(map(len, [*said, header, *lines])) <= WIDTH < 27 + len(" ".join(lines[3].split()))
+
+
+def test_what_was_not_measured_is_not_read_as_a_number():
+    results.predict("01.a", 5)
+    guessed = f"{results.get('01.a')}\n01.b  no guess\n"
+    assert "not measured here" in guessed and PRINTED.findall(guessed) == []
+    assert PRINTED.findall(f"{guessed}{results.measure('01.a', 7)}") == [("01.a", "7")]
 
 
 def test_verdicts_are_kept_by_number(capsys):
@@ -168,7 +202,7 @@ def test_an_untouched_stub_does_not_undo_an_answer():
         results.record_exercise("softmax", status)
     assert results.progress() == {"softmax": "right"}
     results.record_exercise("softmax", "wrong")
-    assert results.progress() == {"softmax": "wrong"}
+    assert results.progress() == {"softmax": "right (last try: wrong)"}
     with pytest.raises(ValueError, match="done"):
         results.record_exercise("softmax", "done")
 
@@ -190,11 +224,31 @@ DAMAGED = [
     '{"exercises": {"a": "done"}}',
     '{"verdicts": {"one": ["holds", "x"]}}',
     '{"verdicts": {"1": ["holds", 7]}}',
+    '{"verdicts": {" 1": ["holds", "x"]}}',
+    '{"verdicts": {"99": ["holds", "x"]}}',
+    r'{"verdicts": {"1": ["holds", "\ud800"]}}',
+    r'{"entries": {"01.a": {"key": "01.a", "unit": "\ud800"}}}',
+    '{"entries": {"01.a": {"key": "01.b"}}}',
+    '{"entries": {"/tmp/x/EVIL.z": {"key": "/tmp/x/EVIL.z"}}}',
     '{"entries": {"01.a": {"key": "01.a", "device": 7}}}',
     '{"entries": {"01.a": {"key": "01.a", "guess": 1' + 400 * "0" + "}}}",
     100_000 * "[",
     "\x00\x01",
 ]
+
+
+@pytest.mark.parametrize("text", ["\ud800", 7])
+def test_a_text_that_could_not_be_read_again_is_not_stored(folder, text):
+    for store_it in (
+        lambda: results.predict("01.a", 1, text),
+        lambda: results.predict("01.a", 1, question=text),
+        lambda: results.measure("01.a", 1, text),
+        lambda: results.measure("01.a", 1, note=text),
+        lambda: results.verdict(1, "holds", text),
+    ):
+        with pytest.raises(ValueError, match="half a character|must be a text|must say in a sentence"):
+            store_it()
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("content", DAMAGED)

@@ -71,6 +71,8 @@ def snapshot(value):
 
 
 def _outputs_difference(got, right: tuple, tolerance) -> str | None:
+    if isinstance(got, torch.Tensor | np.ndarray) and got.ndim == 1:
+        got = list(got)
     if not isinstance(got, tuple | list) or len(got) != len(right):
         yours = f"{len(got)}" if isinstance(got, tuple | list) else short(got)
         return f"expected {len(right)} values, yours is {yours}"
@@ -96,9 +98,9 @@ def _array_difference(got, right, tolerance) -> str | None:
         turned = " (it is transposed)" if values.ndim > 1 and values.shape == right.shape[::-1] else ""
         return f"expected the shape {right.shape}, yours is {values.shape}{turned}"
     if (right.dtype.kind == "b") != (values.dtype.kind == "b"):
-        return f"expected {_kind(right)}, yours has the dtype {values.dtype}"
+        return f"expected {_kind(right)}, yours {_held(got, values)}{_remedy(got, values, right)}"
     if right.ndim and right.dtype.kind in "iu" and values.dtype.kind not in "iu":
-        return f"expected whole numbers ({right.dtype}), yours has the dtype {values.dtype}"
+        return f"expected whole numbers ({right.dtype}), yours {_held(got, values)}{_remedy(got, values, right)}"
     return _value_difference(values, right, tolerance)
 
 
@@ -155,6 +157,30 @@ def _array(value) -> np.ndarray:
     return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 
+def _held(got, values: np.ndarray) -> str:
+    """The dtype of the learner's own tensor or array, which `values` need not have; of anything else what it holds."""
+    if isinstance(got, torch.Tensor | np.ndarray | np.generic):
+        return f"has the dtype {str(got.dtype).removeprefix('torch.')}"
+    if not values.ndim:
+        return f"is {short(got)}"
+    kinds = {"b": "True and False", "f": "floats", "c": "complex numbers"}
+    return f"holds {kinds.get(values.dtype.kind, 'whole numbers')}"
+
+
+def _remedy(got, values: np.ndarray, right: np.ndarray) -> str:
+    """How to convert a tensor or an array whose values allow it."""
+    if right.dtype.kind == "b":
+        fits, calls, made = np.isin(values, (0, 1)).all(), (".bool()", ".astype(bool)"), "True and False"
+    elif right.dtype.kind in "iu" and values.dtype.kind == "f":
+        fits = np.isfinite(values).all() and np.all(values == values.round())
+        calls, made = (".long()", ".astype(int)"), "whole numbers"
+    else:
+        return ""
+    if not fits or not isinstance(got, torch.Tensor | np.ndarray):
+        return ""
+    return f"; `{calls[isinstance(got, np.ndarray)]}` makes {made} of it"
+
+
 def _kind(array: np.ndarray) -> str:
     kind = {"b": "True or False", "i": "whole numbers", "u": "whole numbers"}.get(array.dtype.kind, "numbers")
     if array.ndim:
@@ -169,11 +195,14 @@ def _at(place: np.ndarray) -> str:
 
 
 def _apart(one, other) -> tuple[str, str]:
-    """Two different numbers, with as many digits as it takes to see the difference."""
+    """Two different numbers in one format, with as many digits as it takes to see the difference."""
     if isinstance(one, np.bool_):
         return f"{one}", f"{other}"
+    whole = all(isinstance(value, np.integer) for value in (one, other))
+    sizes = [abs(value) for value in (one, other) if np.isfinite(value)]
+    places = max((len(str(int(size))) for size in sizes if size < 1e15), default=1)  # no 5e+05 beside 498304
     for digits in (5, 8, 12, 17):
-        texts = tuple(f"{value}" if isinstance(value, np.integer) else f"{value:.{digits}g}" for value in (one, other))
+        texts = tuple(f"{value}" if whole else f"{value:.{max(digits, places)}g}" for value in (one, other))
         if complex(texts[0]) != complex(texts[1]):
             break
     return texts

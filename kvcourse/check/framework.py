@@ -37,7 +37,7 @@ import torch
 from kvcourse import results
 from kvcourse.check.diagnosis import NotAttempted, diagnose, matches, short, snapshot
 
-__all__ = ["Verdict", "compare", "diagnose", "error_of", "exercise", "normal"]
+__all__ = ["Verdict", "compare", "diagnose", "error_of", "exercise", "normal", "told"]
 
 EXERCISES = {}  # name -> Exercise, filled by @exercise
 
@@ -178,6 +178,8 @@ def _value(value) -> str:
             return f"= {value.tolist()}"
         return f"of shape {tuple(value.shape)}"
     text = repr(value)
+    if isinstance(value, bytes) and len(text) > 60:
+        text = f"bytes.fromhex({value.hex()!r})"
     return f"= {text}" if len(text) <= 60 and " at 0x" not in text else f"(a {type(value).__name__})"
 
 
@@ -238,5 +240,9 @@ def _about_exception(error: BaseException, namespace: dict) -> tuple[str, str]:
         frame, line = frames[-1]
         code = linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip()
         where = f", in line {line}" + (f": {code}" if code else "")
-    text = f": {error}" if str(error) else ""
-    return "wrong", f"it raises {type(error).__name__}{text}{where}"
+    return "wrong", f"it raises {told(error)}{where}"
+
+
+def told(error: BaseException) -> str:
+    """The kind of an exception, and its text where it has one."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvcourse.caches import DenseCache
-from kvcourse.check.framework import compare, diagnose, error_of, exercise, normal
+from kvcourse.check.framework import compare, diagnose, error_of, exercise, normal, told
 from kvcourse.config import ModelConfig
 from kvcourse.model import Transformer
 
@@ -66,8 +66,8 @@ def _exact_fit_accepted(answer, right) -> str | None:
     error = error_of(answer, *case)
     if isinstance(error, ValueError | IndexError):
         return (
-            f"with 4 tokens held, 1 new one and 5 slots the tokens fit exactly, but it raises {type(error).__name__}: "
-            f"{error}; refuse only what needs more slots than there are"
+            f"with 4 tokens held, 1 new one and 5 slots the tokens fit exactly, but it raises {told(error)}; refuse "
+            "only what needs more slots than there are"
         )
     return compare(answer, right, [case])
 
@@ -96,8 +96,8 @@ def _overflow_refused(answer) -> str | None:
             )
         if not isinstance(error, ValueError):
             return (
-                f"a step that does not fit ends in {type(error).__name__}: {error}; check the room first, and raise "
-                "ValueError with the numbers"
+                f"a step that does not fit ends in {told(error)}; check the room first, and raise ValueError with the "
+                "numbers"
             )
     return None
 
@@ -139,7 +139,7 @@ def bytes_copied(answer):
 
 @exercise
 def next_positions(answer):
-    """next_positions(lengths, new): positions (B, max(new)) of the next `new[i]` tokens of row i, which holds
+    """next_positions(lengths, new): positions (B, max(new)) of the next `new[i]` tokens of text i, which holds
     `lengths[i]` tokens; -1 for padding, on the right."""
 
     def right(lengths, new, pad=-1, shift=0):
@@ -154,10 +154,10 @@ def next_positions(answer):
         right,
         cases=[([3, 7], [1, 1]), ([0, 0], [2, 3]), ([3, 7, 0], [2, 1, 4]), ([5, 2], [0, 2])],
         mistakes={
-            "every row continues where the longest ends; each row has a length of its own": lambda lengths, new: right(
-                [max(lengths)] * len(lengths), new
+            "every text continues where the longest ends; each text has a length of its own": lambda lengths, new: (
+                right([max(lengths)] * len(lengths), new)
             ),
-            "every row starts at 0 again; a row that holds n tokens goes on at n": lambda lengths, new: right(
+            "every text starts at 0 again; one that holds n tokens goes on at n": lambda lengths, new: right(
                 [0] * len(lengths), new
             ),
             "each position is one too low: the tokens held have 0 to n - 1, so the next is n": lambda lengths, new: (

@@ -38,6 +38,9 @@ def cache_size(answer):
             ),
             "a token leaves a key and a value; only one of them is counted": scaled(lambda c, n, b, bits: 1 / 2),
             "these are bits; a byte has 8": scaled(lambda c, n, b, bits: 8),
+            "bits // 8 is cut to whole bytes, and 4 bits become 0: multiply by the bits first, then divide by 8": (
+                scaled(lambda c, n, b, bits: bits // 8 * 8 / bits)
+            ),
             "the 2 bytes are those of 16 bits; take the bits that are given": scaled(lambda c, n, b, bits: 16 / bits),
             "every layer has a cache of its own; only one is counted": scaled(lambda c, n, b, bits: 1 / c.n_layers),
             "each text of the batch has its own keys and values": scaled(lambda c, n, b, bits: 1 / b),
@@ -187,16 +190,16 @@ def attend_grouped(answer):
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the bytes of the largest tensor that any operation makes while it is on."""
+    """Remembers how many numbers the largest tensor has that any operation makes while it is on."""
 
     def __init__(self):
         super().__init__()
-        self.nbytes = 0
+        self.numbers = 0
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         made = operation(*args, **(kwargs or {}))
         if isinstance(made, torch.Tensor):
-            self.nbytes = max(self.nbytes, made.untyped_storage().nbytes())
+            self.numbers = max(self.numbers, made.untyped_storage().nbytes() // made.element_size())
         return made
 
 
@@ -205,12 +208,12 @@ def copies(answer) -> str | None:
     q, k, v = normal(1, 8, 1, 64), normal(1, 2, 300, 64, seed=1), normal(1, 2, 300, 64, seed=2)
     with Largest() as largest:
         answer(q, k, v)
-    if largest.nbytes <= k.nbytes:
+    if largest.numbers <= k.numel():  # not bytes: float64 in place of float32 repeats nothing
         return None
     return (
-        f"the numbers are right, but a tensor {largest.nbytes / k.nbytes:.0f} times as large as the keys was made: do "
-        "not repeat keys or values (`@` does that inside where it has to broadcast them); give the queries of a group "
-        "a dimension of their own"
+        f"the numbers are right, but a tensor {largest.numbers / k.numel():.0f} times as large as the keys was made: "
+        "do not repeat keys or values (`@` does that inside where it has to broadcast them); give the queries of a "
+        "group a dimension of their own"
     )
 
 
@@ -243,7 +246,7 @@ def pool_heads(answer):
             "the rows are cut in another order: first the groups, in each of them its heads, in each head its rows": (
                 lambda w, n, d: w.unflatten(0, (n, d, -1)).mean(1).flatten(0, 1)
             ),
-            "neighbouring rows are averaged; average whole heads, row i of one with row i of another": (
+            "neighboring rows are averaged; average whole heads, row i of one with row i of another": (
                 lambda w, n, d: w.reshape(n * d, -1, w.shape[1]).mean(1)
             ),
         },

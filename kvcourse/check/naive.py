@@ -40,6 +40,10 @@ def causal_attention(answer):
             ),
             "the mask is shifted by one: each token also sees the token after it": wrong(first=2),
             "the mask is shifted by one: a token must see itself, so the diagonal stays": wrong(first=0),
+            "the mask is shifted by one: a token must see itself. All of the first row is hidden, and with -1e9 in "
+            "place of -inf it becomes the mean of all values": wrong(first=0, fill=-1e9),
+            "the mask is shifted by one: a token must see itself. All of the first row is hidden, and with -1e9 added "
+            "to each of its scores it sees every token": wrong(first=0, fill=-1e9, added=True),
             "the mask hides the wrong half: rows are queries, and hidden are the keys after the query": wrong(
                 earlier=True
             ),
@@ -55,16 +59,17 @@ def causal_attention(answer):
     )
 
 
-def wrong(power=0.5, first=1, earlier=False, axis=1, late=False, fill=-np.inf, stable=True):
+def wrong(power=0.5, first=1, earlier=False, axis=1, late=False, fill=-np.inf, added=False, stable=True):
     """Attention with one usual mistake: scores over `d ** power`, keys hidden from the `first` after the query on
-    (or the `earlier` ones), softmax along `axis`, mask `late`, `fill` in hidden places, no maximum subtracted."""
+    (or the `earlier` ones), softmax along `axis`, mask `late`, `fill` in hidden places (or `added` to their scores), no
+    maximum subtracted."""
 
     def attend(q, k, v):
         with np.errstate(all="ignore"):
             scores = q @ k.T / q.shape[1] ** power
             everything = np.ones(scores.shape, bool)
             hidden = np.tril(everything, -1) if earlier else np.triu(everything, first)
-            scores = scores if late else np.where(hidden, fill, scores)
+            scores = scores if late else np.where(hidden, scores + fill if added else fill, scores)
             weights = np.exp(scores - scores.max(axis, keepdims=True) if stable else scores)
             weights = weights / weights.sum(axis, keepdims=True)
             return np.where(hidden & late, 0, weights) @ v
@@ -152,6 +157,11 @@ def rows_computed(answer):
         mistakes={
             "the token made last is counted, but the model never runs on it: the last step has prompt + new - 1 rows": (
                 lambda p, n: right(p + 1, n)
+            ),
+            "one step too many: each step makes a token, so there are new_tokens steps": lambda p, n: right(p, n + 1),
+            "one step too few: the first token takes a step too, over the prompt": lambda p, n: right(p, n - 1),
+            "the first step is missing: it runs the prompt's rows, and makes the first token": lambda p, n: (
+                right(p, n) - p * (n > 0)
             ),
             "each row is counted once, but every step runs all rows of the text again": lambda p, n: p + n - 1,
             "each row is counted once, and the last token too, which is never run; every step runs all rows again": (

@@ -72,6 +72,7 @@ def slot_mapping(answer):
         answer,
         right,
         cases=[
+            ([9, 0, 4, 1], 2, 1, 7),  # more blocks than slots in one: a mistake finds a place in the table
             ([7, 2, 5], 4, 6, 9),
             ([7, 2, 5], 4, 0, 11),
             ([3], 16, 4, 5),
@@ -91,7 +92,7 @@ def slot_mapping(answer):
                 lambda p, table, b: table[p // b] + p % b
             ),
             "// and % are swapped: position // block_size is the place in the table": mapped(
-                lambda p, table, b: table[p % b % len(table)] * b + p // b
+                lambda p, table, b: table[p % b] * b + p // b
             ),
             "the slots are given from token 0 on; `start` is the first asked for": lambda t, b, start, stop: right(
                 t, b, 0, stop
@@ -263,11 +264,13 @@ def share_budget(answer):
         prompts = [i for i, n in enumerate(left) if n > 1]
         return right([0 if i in prompts[1:] else n for i, n in enumerate(left)], budget)
 
-    def all_decodes(left, budget):
-        """Every decode takes its token, also where the budget is used up."""
-        prompts = [0 if n == 1 else n for n in left]
-        taken = right(prompts, max(0, budget - left.count(1)))
-        return [1 if n == 1 else taken[i] for i, n in enumerate(left)]
+    def all_decodes(left, budget, least=0):
+        """Every decode takes its token, also where the budget is used up; prompts get the rest, `least` or more."""
+        room, taken = max(least, budget - left.count(1)), []
+        for n in left:
+            taken.append(1 if n == 1 else min(n, room))
+            room -= taken[-1] if n > 1 else 0
+        return taken
 
     return compare(
         answer,
@@ -307,6 +310,9 @@ def share_budget(answer):
             ],
             "only one prompt is read; what is left of the budget goes to the next": first_prompt_only,
             "those that decode count too: when the budget is used up, the others wait": all_decodes,
+            "those that decode count too: when the budget is used up, the others wait, and no text gets fewer than 0": (
+                lambda left, budget: all_decodes(left, budget, least=-len(left))
+            ),
         },
     )
 

@@ -173,8 +173,8 @@ def accept(answer):
     """accept(guesses, greedy): how many guesses stand, and which token follows them, as a pair. `greedy[i]` is what the
     model itself chooses after the text and the first i guesses."""
 
-    def right(guesses, greedy):
-        count = next((i for i, guess in enumerate(guesses) if guess != greedy[i]), len(guesses))
+    def right(guesses, greedy, shift=0):
+        count = next((i for i, guess in enumerate(guesses) if guess != greedy[i + shift]), len(guesses))
         return count, greedy[count]
 
     def agreeing(guesses, greedy):
@@ -190,6 +190,8 @@ def accept(answer):
         answer,
         right,
         cases=[
+            ([5, 5, 5, 8], [5, 5, 5, 8, 5]),  # all stand, so that "all or nothing" is right here
+            ([5, 5, 5, 7, 9], [5, 5, 5, 8, 3, 4]),
             ([5, 7, 9], [5, 7, 8, 3]),
             ([4, 6], [4, 6, 1]),
             ([1, 2, 3], [9, 2, 3, 4]),
@@ -209,6 +211,15 @@ def accept(answer):
             "the count is one too high: the token that follows is no guess": lambda g, y: (
                 right(g, y)[0] + 1,
                 right(g, y)[1],
+            ),
+            "guess i is held against greedy[i], the model's own choice in its place, not against greedy[i + 1]": (
+                lambda g, y: right(g, y, shift=1)
+            ),
+            "guess i is held against greedy[i], the model's own choice in its place, not against greedy[i - 1]": (
+                lambda g, y: right(g, y, shift=-1)
+            ),
+            "all choices are taken one place too late: greedy[i] is held against guess i, or follows i guesses": (
+                lambda g, y: (count := right(g, y, shift=1)[0], y[count + 1])
             ),
             "it is all or nothing here; the guesses before the first wrong one stand": lambda g, y: (
                 (len(g), y[-1]) if list(g) == list(y[:-1]) else (0, y[0])

@@ -187,6 +187,9 @@ def next_to_go(answer):
         {"root": (None, 0, 1), "leaf": ("root", 0, 7), "other": (None, 0, 5)},
     ]
     mistakes = {
+        "a block goes that has no parent, the beginning of a text; a leaf is a block that is nobody's parent": (
+            lambda blocks: by_use(blocks, unused(blocks, [name for name in blocks if blocks[name][0] is None]))
+        ),
         "a block goes on which another one depends; without it, what follows is never found: take leaves only": (
             lambda blocks: by_use(blocks, unused(blocks, blocks))
         ),

@@ -220,6 +220,9 @@ def windowed_bytes(answer):
             "a token keeps keys and values for n_kv_heads heads, not for n_heads": variant(kept, heads="n_heads"),
             "a token leaves a key and a value; only one of them is counted": variant(kept, factor=0.5),
             "these are bits; a byte has 8": variant(kept, factor=8.0),
+            "bits // 8 is cut to whole bytes, and 4 bits become 0: multiply by the bits first, then divide by 8": (
+                lambda config, n, bits: variant(kept)(config, n, bits // 8 * 8)
+            ),
             "the bits are missing: a number has bits / 8 bytes": lambda config, n, bits: variant(kept)(config, n, 8),
             "only one layer is counted; add up all of them": lambda config, n, bits: (
                 right(config, n, bits) * kept(config.windows[0], n) / sum(kept(w, n) for w in config.windows)

@@ -194,6 +194,9 @@ def quantized_bytes(answer):
             "scale and zero are counted for every number; a whole group shares them": lambda r, c, b, g: (
                 r * c * (16 + 2 * b) / 8
             ),
+            "the zero counts 16 bits, as the scale does; it is a code, of `bits` bits": lambda r, c, b, g: total(
+                r, c, b, g, 16 + 16
+            ),
             "this scale has 32 bits; 16 are kept": lambda r, c, b, g: total(r, c, b, g, 32 + b),
             "this is the weight in 16 bits": lambda r, c, b, g: 2 * r * c,
         },

@@ -22,11 +22,11 @@ def read_q4_0(answer):
         codes = np.frombuffer(data[codes_at : codes_at + 16], np.uint8).astype(np.int64)
         return scale, codes & 15, codes >> 4
 
-    def right(data):
-        scale, low, high = parts(data)
-        return (np.concatenate([low, high]) - 8) * scale
+    def right(block, middle=8):
+        scale, low, high = parts(block)
+        return (np.concatenate([low, high]) - middle) * scale
 
-    def neighbours(data):
+    def neighbors(data):
         scale, low, high = parts(data)
         return (np.stack([low, high], axis=1).ravel() - 8) * scale
 
@@ -79,11 +79,12 @@ def read_q4_0(answer):
         ],
         mistakes={
             "the two codes of a byte are taken for neighbors; all low halves come first, then all high ones": (
-                neighbours
+                neighbors
             ),
             "the high halves come first; numbers 0 to 15 are in the low ones": swapped,
             "the product was rounded to float16: make float32 of codes and scale before you multiply": in_float16,
             "the codes are not centered: code 8 means 0": not_centered,
+            "7 is taken off the codes; code 8 means 0, so take 8 off": lambda data: right(data, middle=7),
             "the codes are taken for signed numbers; take 8 off instead": signed,
             "uint8 has no negative numbers, and 3 - 8 becomes 251: make floats of the codes first": wrapped,
             "these are codes; multiply by the scale": codes_of,
