@@ -93,10 +93,27 @@ def test_an_entry_names_the_texts_that_cite_it():
     cited = {"notebooks/src/02_x.py": "arXiv 2001.00001", "kvcourse/a.py": "2001.00001", "kvcourse/b.py": "2001.00002"}
     assert bibliography_entry(source, cited).split("\n\n") == [
         "### A 2020",
-        "A. B: [*T*](https://arxiv.org/abs/2001.00001), ICML 2020, arXiv 2001.00001, 2020.",
+        "A. B: [*T*](https://arxiv.org/abs/2001.00001), ICML 2020, arXiv 2001.00001.",
         "Much.",
         "Cited in [02](02_x.ipynb), `kvcourse/a.py`.",
     ]
+
+
+@pytest.mark.parametrize(("venue", "said"), [("SIGMOD 1987", "SIGMOD 1987."), ("Later 1990", "Later 1990, 1987.")])
+def test_a_year_that_the_venue_has_is_not_said_again(venue, said):
+    source = Source("A 1987", "paper", "A", "T", "Much.", 1987, venue, url="https://a.b")
+    assert bibliography_entry(source, {}).split("\n\n")[1] == f"A: [*T*](https://a.b), {said}"
+
+
+def test_all_authors_are_named_or_others_are_said_to_be():
+    [meng] = [source for source in SOURCES if source.key == "Meng 2025"]
+    assert meng.authors.endswith("and others")
+
+
+def test_what_providers_keep_at_least_is_cited_from_their_own_pages():
+    [place] = [place for place in TEXTS if place.endswith("07_prefix_caching.py")]
+    cited = {source.key for source in SOURCES if source.is_cited_in(TEXTS[place])}
+    assert {"OpenAI caching", "Anthropic caching"} <= cited and not {key for key in cited if "AssemblyAI" in key}
 
 
 def test_the_page_has_an_entry_for_each_source():

@@ -2,9 +2,12 @@
 
 import posixpath
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -14,6 +17,7 @@ from kvcourse.notebooks.bibliography import read_sources
 from kvcourse.notebooks.pages import read_pages
 from kvcourse.notebooks.source import METADATA, read_notebooks, read_project
 from kvcourse.notebooks.terms import read_terms
+from kvcourse.site.links import github_anchor, jupyterlab_anchor
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = ["README.md", "pyproject.toml", "environment.yml", "data", "kvcourse", "notebooks", "tests", ".github", ".ci"]
@@ -49,6 +53,78 @@ def test_a_wrong_word_would_be_found():
     assert "==> receive" in "\n".join(misspelled("-", text="We receive tokens.".replace("ei", "ie")))
     assert misspelled("-", text="Two neighbours.") == []
     assert misspelled("--builtin", "en-GB_to_en-US", "-", text="Two neighbours.") != []
+
+
+# --- what the numbers have contradicted --------------------------------------------------------------------------
+
+CONTRADICTED = [
+    ("03", "no program is faster"),  # llama.cpp read 28% faster than the ceiling
+    ("03", "what no program can beat"),
+    ("10", "a few percent below zero says nothing"),
+    ("09", "a third of the text"),  # the line above it printed 40%
+    ("00", "repeated several times"),  # two copies on a CPU
+]
+
+
+@pytest.mark.parametrize(("number", "phrase"), CONTRADICTED)
+def test_what_a_number_has_contradicted_is_not_said_again(course, number, phrase):
+    [text] = [text for path, text in course.items() if path.startswith(f"notebooks/{number}_")]
+    assert phrase not in " ".join(text.split())
+
+
+def run_cell(number, mark, **names):
+    """Run the code cell of a notebook that has `mark` in it, with `names` in place of what the cells before it made."""
+    [path] = (ROOT / "notebooks" / "src").glob(f"{number}_*.py")
+    [code] = [cell.source for cell in read_notebooks(path, read_project(ROOT)).solution.cells if mark in cell.source]
+    names["kv"] = MagicMock()
+    names["kv"].bytes_moved.return_value.cache_read = 2e6
+    exec(code, names)
+    return names["kv"]
+
+
+@pytest.mark.parametrize(
+    ("gap", "said"),
+    [
+        (0.0500, "50.0 ms between tokens,  46% of it overhead\n"),
+        (0.0200, "faster than the ceiling: 27.0 GB a second, not 20.0\n"),
+    ],
+)
+def test_a_program_that_is_faster_than_the_ceiling_is_called_so(capsys, gap, said):
+    names = {"statistics": statistics, "lengths": [100], "new": 16, "config": None, "lm": None, "files": []}
+    names |= {"ceilings": SimpleNamespace(bytes_per_second=20e9), "weights_read": lambda _: 538e6, "model": None}
+    run_cell("10", "reading = weights_time", course={}, others={"a program": {"gap": gap}}, model_file=None, **names)
+    out = capsys.readouterr().out
+    assert out.endswith(said) and "-" not in out
+
+
+@pytest.mark.parametrize(("took", "words"), [(0.020, True), (0.030, False)])
+def test_a_share_of_the_bound_over_100_is_explained(capsys, took, words):
+    run_cell("10", "fast_share = ", bound=0.025, pace={"fast": took}, last="fast")
+    assert ("Over 100%" in capsys.readouterr().out) == words
+
+
+def test_the_map_does_not_speak_of_others_where_all_are_there():
+    shown = run_cell("00", "course_map").plots.show.call_args.kwargs["alt"]
+    assert shown.endswith("08, 09, 10.")
+
+
+def test_a_part_that_seems_more_than_its_whole_is_called_noise():
+    [path] = (ROOT / "notebooks" / "src").glob("03_*.py")
+    code = path.read_text(encoding="utf-8")
+    start = code.index("def jitter(share)")
+    exec(code[start : code.index("\n\n\n", start)], names := {})
+    assert "noise" in names["jitter"](1.03) and names["jitter"](1.004) == names["jitter"](0.9) == ""
+
+
+def test_the_conditions_of_a_verdict_are_one_sentence():
+    for path in (ROOT / "notebooks" / "src").glob("*.py"):
+        assert not re.search(r"join\(f\" But \{", path.read_text(encoding="utf-8")), path.stem
+
+
+def test_no_heading_says_what_is_to_be_guessed_below_it(course):
+    headings = set(links_and_headings(course["notebooks/05_sliding_window.ipynb"])[1])
+    assert not headings & {"Memory flat, time flat", "What sinks do not give"}
+    assert {"What does the ring save?", "Does it remember?"} <= headings
 
 
 # --- links ---------------------------------------------------------------------------------------------------
@@ -90,13 +166,6 @@ def links_and_headings(text):
     return links, headings
 
 
-def anchor(heading, notebook):
-    """By what a heading is linked: in a notebook JupyterLab's way (the cell's id is the same), in a page GitHub's."""
-    if notebook:
-        return heading.replace(" ", "-")
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
 def broken(documents, root):
     """Each link within the course that leads to no file or no heading, with the page it is on."""
     parsed = {path: links_and_headings(text) for path, text in documents.items()}
@@ -110,7 +179,8 @@ def broken(documents, root):
                 posixpath.normpath(posixpath.join(posixpath.dirname(path), unquote(parts.path))) if parts.path else path
             )
             inside = target.startswith("notebooks/") or not path.endswith(".ipynb")  # all that JupyterLab shows
-            fragments = {anchor(heading, target.endswith(".ipynb")) for heading in parsed.get(target, ([], []))[1]}
+            anchor = jupyterlab_anchor if target.endswith(".ipynb") else github_anchor  # a cell's id is JupyterLab's
+            fragments = {anchor(heading) for heading in parsed.get(target, ([], []))[1]}
             if not inside or not (target in documents or (root / target).exists()):
                 faults.append(f"{path}: {link}")
             elif parts.fragment and unquote(parts.fragment).removeprefix("cell-id=") not in fragments:

@@ -89,7 +89,8 @@ def bibliography_cells(sources: list[Source], course_texts: dict[str, str]) -> l
 def bibliography_entry(source: Source, course_texts: dict[str, str]) -> str:
     """One entry: who, what, where it is found, what the course takes from it, and which of its texts cite it."""
     arxiv = f"arXiv {source.arxiv}" if source.arxiv else ""
-    found = ", ".join(str(part) for part in (source.venue, arxiv, source.year) if part)
+    year = "" if str(source.year) in source.venue else source.year  # "SIGMOD 1987" has said it
+    found = ", ".join(str(part) for part in (source.venue, arxiv, year) if part)
     title = f"[*{source.title}*]({source.address})" if source.address else f"*{source.title}*"
     cited = [cited_as(place) for place, text in course_texts.items() if source.is_cited_in(text)]
     lines = [

@@ -22,14 +22,15 @@
 # notebook measures what it says, on the machine you sit at. Three things come up again and again.
 #
 # - **Predict, then measure.** Before each main measurement you write down a guess. A wrong guess is worth more than
-#   none. After the measurement one line shows your guess, the *bound* and the measured value. The bound is what a count
-#   or a formula predicts, or the largest difference that is allowed; a note says which. Where there is no bound, the
-#   line leaves it out.
+#   none. Then a line or two show your guess, the *bound* and the measured value. The bound is what a count
+#   or a formula predicts, or the largest difference that is allowed; a note says which. Where there is no bound,
+#   it is left out.
 # - **Exercises.** A function stops with `raise NotImplementedError("your turn")`. Put your code there and run the cell
 #   below it: `kv.check` says whether the answer is right, and if not, what is wrong. Later cells never use your
 #   function, so you may skip an exercise and come back. `kv.check.progress()` shows what is done and how long the rest
 #   takes; `kv.check.reset("00")` forgets what you did in notebook 00.
-# - **Solutions** are in the folder `notebooks/solutions`: the same notebooks, worked and with their outputs.
+# - **Solutions** are in the folder `notebooks/solutions` of the course's repository: the same notebooks, worked and with
+#   their outputs. Copies handed out in a class come without them.
 #
 # Run the cells from top to bottom with Shift+Enter. If something looks odd, choose *Restart Kernel and Run All Cells*:
 # guesses, results and progress are kept in a file and survive the restart. Sliders need a running kernel: after
@@ -400,8 +401,8 @@ kv.check.first_wait(first_wait)
 # %% [markdown]
 # ## A longer prompt
 #
-# Now the same question with three prompts: alone, after the text, and after the text repeated several times. The
-# repeated text says nothing new, but the model has to read every copy.
+# Now the same question with three prompts: alone, after the text, and after the text repeated: two copies on a CPU, up
+# to fourteen on a GPU. The repeated text says nothing new, but the model has to read every copy.
 
 # %% tags=["nbval-ignore-output"]
 room_for = config.max_seq_len // len(lm.encode(TEXT)) - 1  # copies, with tokens to spare for question and answer
@@ -538,9 +539,10 @@ try:
 except FileNotFoundError:  # on Colab this notebook comes alone
     present, missing = {"00"}, "see the repository"
 
+others = "" if len(present) == 11 else f"; the others: {missing}"
 kv.plots.show(
     kv.plots.course_map(present, here="00", missing=missing),
-    alt=f"The eleven notebooks of the course. In your folder: {', '.join(sorted(present))}; the others: {missing}.",
+    alt=f"The eleven notebooks of the course. In your folder: {', '.join(sorted(present))}{others}.",
 )
 
 # %% [markdown]

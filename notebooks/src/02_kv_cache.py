@@ -270,7 +270,7 @@ assert fixed.nbytes == dense.nbytes == kv.cache_bytes(config, fixed.max_len, bit
 print(f"{fixed.nbytes:,} bytes, as the formula says; same tokens, same keys and values")
 
 # %% [markdown]
-# The package's `DenseCache` is this, with rows of unequal length and with more checks.
+# The package's `DenseCache` is this, with texts of unequal length and with more checks.
 #
 # **Predict.** Both caches have just been through the same answer. How many times as many bytes did the growing one
 # copy?
@@ -452,11 +452,12 @@ kv.plots.show(
 
 # %% tags=["nbval-ignore-output"]
 print(f"smallest gap between the top two: {float(gaps.min()):.2f}")
-print("            cached - uncached   choices at risk   choices changed   uncached - float32")
+print("          cached -     choices   choices   uncached -")
+print("          uncached     at risk   changed   float32")
 for name in models:
     at_risk = int((apart[name] >= gaps / 2).sum())
     own = float((plain_logits[name] - plain_logits["float32"]).abs().max())
-    print(f"{name:<12} {float(apart[name].max()):16.1e} {at_risk:17} {flips[name]:17} {own:20.1e}")
+    print(f"{name:<9} {float(apart[name].max()):.1e} {at_risk:11} {flips[name]:9}   {own:.1e}")
 
 # %% [markdown]
 # Where "cached - uncached" and "uncached - float32" are of one size, the cache adds no error of its own kind: it rounds
@@ -572,7 +573,9 @@ def naive_step(n, times=1):
 cached_times = [cached_step(n) for n in contexts]
 naive_times = [naive_step(n, times=3 if n <= 128 else 1) for n in lengths]
 for name, sizes, times in (("without", lengths, naive_times), ("with", contexts, cached_times)):
-    print(f"{name:<8} cache: " + ", ".join(f"{n:,}: {1e3 * t:.1f} ms" for n, t in zip(sizes, times, strict=True)))
+    print(f"{name} cache:")
+    for n, took in zip(sizes, times, strict=True):
+        print(f"{n:>9,} tokens: {1e3 * took:7.1f} ms")
 
 # %% tags=["nbval-ignore-output"]
 slope, constant = np.polyfit(contexts, cached_times, 1)
@@ -638,8 +641,9 @@ kv.results.measure("02.slope_meets_operations", round(flops_meet), unit="tokens"
 kv.results.measure("02.slope_meets_bytes", round(bytes_meet), unit="tokens")
 
 # %% [markdown]
-# Both are counted at batch 1. With several texts in a batch the weights are still read once, but each text brings its
-# own cache, so the bytes meet earlier: at B texts, at one B-th of that length.
+# Both are counted for one text. Several texts that run through the model together are a *batch*. The weights are still
+# read once for all of them, but each text brings its own cache, so the bytes meet earlier: with B texts, at one B-th of
+# that length.
 #
 # ## How much dearer without the cache
 #
@@ -870,21 +874,22 @@ for name, (made, logits) in decoded.items():
 #
 # ●●○ · 7 minutes
 #
-# In a batch, row i holds `lengths[i]` tokens and now gets `new[i]` more; `lengths` and `new` are lists of ints. Write
-# `next_positions(lengths, new)`: the positions as an int64 tensor `(B, max(new))`, with -1 for padding on the right.
+# In a batch (several texts that run together), text i holds `lengths[i]` tokens and now gets `new[i]` more; `lengths`
+# and `new` are lists of ints. Write `next_positions(lengths, new)`: the positions as an int64 tensor `(B, max(new))`, a
+# line for each text, with -1 for padding on the right.
 #
-# Why it matters: one position shared by all rows is the best known bug of batched generation. The longest row is right,
-# so it is easily missed.
+# Why it matters: one position shared by all texts is the best known bug of batched generation. The longest text is
+# right, so it is easily missed.
 #
-# <details><summary>Hint 1</summary>Row i has the positions <code>lengths[i]</code>, <code>lengths[i] + 1</code>, ...,
+# <details><summary>Hint 1</summary>Text i has the positions <code>lengths[i]</code>, <code>lengths[i] + 1</code>, ...,
 # <code>new[i]</code> of them.</details>
-# <details><summary>Hint 2</summary>Without a loop: a column of <code>lengths</code> plus a row 0, 1, 2, ...; then put
-# -1 where the row's index is <code>new[i]</code> or more.</details>
+# <details><summary>Hint 2</summary>Without a loop: a column of <code>lengths</code> plus the numbers 0, 1, 2, ...; then
+# put -1 where that number is <code>new[i]</code> or more.</details>
 
 
 # %% tags=["exercise"]
 def next_positions(lengths, new):
-    """Positions (B, max(new)) of the next new[i] tokens of each row; -1 for padding on the right."""
+    """Positions (B, max(new)) of the next new[i] tokens of each text; -1 for padding on the right."""
     # SOLUTION
     offsets = torch.arange(max(new))
     positions = torch.tensor(lengths)[:, None] + offsets

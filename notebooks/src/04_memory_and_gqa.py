@@ -592,7 +592,7 @@ kv.plots.show(kv.plots.sharing(whole, points, recalls, speeds), alt=alt)
 # rows (notebook 03), a smaller cache gains less.
 #
 # Two models may keep about as many bytes and be good at different things. Sharing heads keeps *every* token, with fewer
-# numbers each; a window keeps *some* tokens, with all their numbers. The middle panel shows what that means for
+# numbers each; a window keeps *some* tokens, with all their numbers. The second panel shows what that means for
 # something said long ago.
 #
 # ## From many heads to few

@@ -153,7 +153,7 @@ kv.widgets.explore(draw, tokens=(1, 24, 1, 14), window=(4, 9, 1, 5), sinks=[0, 1
 # slot that is still empty.
 #
 # Why it matters: the mask needs to know where each key sits, and in a ring it is no longer "slot number = position".
-# Code that gets this wrong works well until the first wrap, which a test with a short text never reaches.
+# Code that gets this wrong works well until the first wrap, which a test with a short text never gets to.
 #
 # <details><summary>Hint 1</summary>Start with a list of -1. Where does position p go?</details>
 # <details><summary>Hint 2</summary>Write the positions one after the other; later ones take the place of earlier
@@ -259,7 +259,7 @@ for size in (1, 7, 64, 100, len(story)):
     print(f"{name:<14} difference within {tolerance}: {off <= tolerance}")
 
 # %% [markdown]
-# ## Memory flat, time flat
+# ## What does the ring save?
 #
 # The ring has a size, and that is it. `tiny-window` was made for texts of 512 tokens. Let us read ten windows of text,
 # more than that, through its cache:
@@ -446,9 +446,9 @@ for name, one in models.items():
 #
 # $$\text{reach} = L \times (W - 1)$$
 #
-# tokens. Some texts about windows stop here and count this as the model's memory. Let us measure: we change token 0 of
-# a text, run both texts, and look which numbers move, layer by layer. First a small model with random weights, 4 layers
-# and a window of 8, in float64; numbers that nothing has touched stay equal to the last bit.
+# tokens. Some texts about windows stop here and count this reach as the model's memory. Let us measure: we change token
+# 0 of a text, run both texts, and look which numbers move, layer by layer. First a small model with random weights, 4
+# layers and a window of 8, in float64; numbers that nothing has touched stay equal to the last bit.
 
 
 # %%
@@ -728,7 +728,7 @@ def sink_distance(position, key, window, sinks):
 kv.check.sink_distance(sink_distance)
 
 # %% [markdown]
-# ## What sinks do not give
+# ## Does it remember?
 #
 # With sinks the perplexity is nearly that of the full cache. Does the model *remember*? We say a number, let some text
 # follow, and ask for the number. The model's probability for each right digit is a fine scale; somebody who only knows
@@ -930,7 +930,7 @@ kv.results.verdict(
     "wrong as said" if not keeps_recent else "holds with a condition" if conditions else "holds",
     f"The ring of 64 held the latest 64 of {len(endless)} tokens in constant memory; {inside:.0%} of the questions "
     f"inside the window are answered right, {trained[beyond].share:.0%} at 128 tokens."
-    + "".join(f" But {condition}." for condition in conditions),
+    + (f" But {'; '.join(conditions)}." if conditions else ""),
 )
 
 # %% [markdown]

@@ -41,7 +41,7 @@ checkpoint = "smollm2-135m"  # or your own, with a context of 512 tokens or more
 lm = kv.load_model(checkpoint)
 model, config = lm.model, lm.config
 tiny = kv.load_model("tiny-gqa", dtype=torch.float64, device="cpu")  # rounding is out of the way: equal ids are equal
-print(f"{lm.name} on {model.device} in {model.dtype} where time is measured, tiny-gqa where texts are compared")
+print(f"{lm.name} on {model.device} in {model.dtype} where time is measured,\ntiny-gqa where texts are compared")
 
 # %% [markdown]
 # ## Memory that holds nothing
@@ -389,7 +389,8 @@ for _ in range(2000):
     counted = [sum(block in table.blocks for table, _ in held) for block in range(books.num_blocks)]
     assert books.refs == counted and books.free_blocks == counted.count(0)
     assert books.free_blocks + books.used_blocks == books.num_blocks
-print(f"2,000 random operations, and the books were right after each; {len(held)} texts are left")
+print("2,000 random operations, and the books were right after each;")
+print(f"{len(held)} texts are left")
 
 # %% [markdown]
 # ## A live memory map
@@ -459,13 +460,14 @@ pages_map = in_pages(pages_film)
 maps = {"in one piece": pieces_map, "in pages of 16": pages_map}
 for name, addresses in maps.items():
     tokens, later, free = (100 * share for share in addresses.shares)
-    print(f"{name:<15} {addresses.owner.shape[1]} steps; of 100 slots {tokens:.0f} hold a token, ", end="")
-    print(f"{later:.0f} wait for one and {free:.0f} are free")
+    print(f"{name:<15} {addresses.owner.shape[1]} steps; of 100 slots {tokens:.0f} hold a token,")
+    print(f"{'':<15} {later:.0f} wait for one and {free:.0f} are free")
 filled = {name: addresses.shares[0] for name, addresses in maps.items()}
 extra = in_paged_memory.computed_tokens / sum(p + n - 1 for p, n in queue) - 1
-print(f"in one piece, the next text waited in {len(refused)} steps though there was room enough in all")
-again = f"and started again {in_paged_memory.preemptions} times"
-print(f"in pages, texts gave all their blocks back {again}: {extra:.0%} more tokens were computed")
+print(f"in one piece, the next text waited in {len(refused)} steps")
+print("    though there was room enough in all")
+print("in pages, texts gave all their blocks back and started again")
+print(f"    {in_paged_memory.preemptions} times: {extra:.0%} more tokens were computed")
 
 # %% [markdown]
 # `DryEngine` is the engine without the model: the same books and the same scheduler, and every token is a made-up one.

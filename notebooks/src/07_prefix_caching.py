@@ -859,10 +859,10 @@ for name, rates in PRICES.items():
 
 # %% [markdown]
 # One thing stands between these lists and our trace: its prompts have some 200 to 300 tokens, and providers do not keep
-# so little: a least of 1,024 tokens is usual, some models want more ("Prompt Caching" in the documentation of the
-# AssemblyAI gateway has it for Claude and OpenAI). So read the percentages as those of a chat with the same
-# proportions, all of it ten times as long: prompts of two thousand tokens and more, found in blocks of 160. Ten times
-# each count is ten times each bill, and the percentage stays. The same goes for the chats further below.
+# so little: a least of 1,024 tokens is usual, and for some models it is another one (see the pages on prompt caching of
+# OpenAI and Anthropic). So read the percentages as those of a chat with the same proportions, all of it ten times as
+# long: prompts of two thousand tokens and more, found in blocks of 160. Ten times each count is ten times each bill,
+# and the percentage stays. The same goes for the chats further below.
 #
 # **Predict.** The same trace at the first of these price lists: the bill with prefix caching, in percent of the bill
 # without?

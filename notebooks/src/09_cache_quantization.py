@@ -134,8 +134,8 @@ for place in ranking[:4]:
     print(f"layer {at[0] + 1:>2}, head {at[1]}: channel {strongest:>2} is {times:.1f} times the middle one")
 for name, of_heads in outlier.items():
     large = of_heads > 5
-    print(f"{name}: {int(large.sum())} of {large.numel()} heads have a channel over 5 times the middle one, ", end="")
-    print(f"{int(large[0].sum())} of them in the first layer; the largest {of_heads.max():.1f} times")
+    print(f"{name}: {int(large.sum())} of {large.numel()} heads have a channel over 5 times")
+    print(f"    the middle one, {int(large[0].sum())} in the first layer; the largest {of_heads.max():.1f} times")
 
 # %% tags=["nbval-ignore-output"]
 kv.plots.show(
@@ -739,8 +739,8 @@ print(
 print(f"and {through_cache[wide] / through_cache[four]:.3f} times the perplexity")
 
 # %% [markdown]
-# At this length a residual of 128 is a third of the text: "2 bits" then take more bytes than 4 bits, and are worse. Of
-# a long text it would be a small part.
+# In so short a text a residual of 128 is a large part: "2 bits" then take more bytes than 4 bits, and are worse. Of a
+# long text it would be a small part.
 #
 # And what does it buy? Llama 3.1 8B on a device with 24 GB, its weights in 16 bits, as in notebook 04:
 
@@ -840,8 +840,8 @@ for texts in (1, 16, 64):
     codes_read = kv.bytes_moved(config, 1, context, texts, bits=kv.bits_per_number(4, 32, zero_bits=16)).cache_read
     cache_part = moved_plain.cache_read / moved_plain.total
     left = (moved_plain.weights + codes_read) / moved_plain.total
-    print(f"in 16 bits, texts at once: {texts:>2}; the cache is {cache_part:3.0%} of what a step reads; ", end="")
-    print(f"with 4 bits in one kernel {left:3.0%} of the bytes are left")
+    print(f"{texts:>2} texts, 16 bits: the cache is {cache_part:3.0%} of what a step reads;")
+    print(f"    with 4 bits in one kernel {left:3.0%} of the bytes are left")
 
 # %% [markdown]
 # How can a kernel use codes without making numbers of them? Per channel, it need not turn the codes into keys at all.
