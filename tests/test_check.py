@@ -168,6 +168,13 @@ def test_what_gives_its_parts_in_order_is_taken_for_a_list():
         assert squares(learner("def answer(n): " + way)).status == "right"
         worse = squares(learner("def answer(n): " + way.replace("range(n)", "range(n + 1)")))
         assert (worse.status, worse.message) == ("wrong", "one too many")  # also for what can be read only once
+
+    @exercise
+    def apart(answer):
+        return compare(answer, lambda n: (n, list(range(n))), cases=[3], mistakes={"from 1": lambda n: (n, [1, 2, 3])})
+
+    assert apart(learner("def answer(n): return n, map(int, range(n))")).status == "right"
+    assert apart(learner("def answer(n): return n, map(int, range(1, n + 1))")).message == "from 1"
     failing = squares(learner("def answer(n):\n    yield 0\n    yield n.nothing"))
     assert failing.status == "wrong" and failing.message.startswith("it raises AttributeError")
     for way, kind in (("{i: 1 for i in range(n)}", "a dict"), ("{i * i for i in range(n)}", "a set"), ("'014'", "str")):

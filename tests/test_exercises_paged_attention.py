@@ -220,7 +220,7 @@ MISTAKES = {
         ),
         (
             ("(stop - 1) // block_size + 1", "start // block_size - (start - stop) // block_size"),
-            "two tokens can lie in two blocks",
+            "few tokens can lie in two blocks",
         ),
         (("table[start // block_size :", "table[(start + 1) // block_size :"), "the block of `start` is missing"),
         (("(stop - 1) // block_size + 1", "max(start, stop - 2) // block_size + 1"), "not stop - 2"),

@@ -67,6 +67,11 @@ RIGHT = {
             together = (x[:, None] * torch.cat(weights)).sum(-1)
             return together.split([len(weight) for weight in weights], dim=-1)
         """,
+        """
+        def joined_product(x, weights):
+            together = x.numpy() @ np.concatenate([weight.numpy() for weight in weights]).T
+            return np.split(together, np.cumsum([len(weight) for weight in weights])[:-1], axis=-1)
+        """,
     ],
     "int8_product": [
         """
@@ -130,7 +135,7 @@ RIGHT = {
 }
 
 # Only tokens that are quiet beside the loudest come out wrong.
-QUIET_ROUGH = "largest = x.abs().amax(-1, keepdim=True)\n    own = largest / torch.where(largest < 3, 100, 127)"
+QUIET_ROUGH = "whole = torch.where(own < own.max() / 50, (x / own).{}(), (x / own).round())"
 SEPARATE = """
 @{}()
 def joined_product(x, weights):
@@ -219,8 +224,7 @@ MISTAKES = {
         ((".abs()", ""), "largest magnitude"),
         (("/ 127", "/ 128"), "divide by 127"),
         (("/ 127", "/ 255"), "divide by 127"),
-        (("whole = (x / own).round()", "whole = (x / own).round() * (own > 0.02)"), "under 'row 0'"),
-        (("own = x.abs().amax(-1, keepdim=True) / 127", QUIET_ROUGH), "under 'row 0'"),
+        *[(("whole = (x / own).round()", QUIET_ROUGH.format(rough)), "under 'row 0'") for rough in ("trunc", "ceil")],
     ],
     "gap_percentile": [
         (("for times in answers:", "for times in ([0.0, *t] for t in answers):"), "the first token"),

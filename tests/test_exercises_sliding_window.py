@@ -165,8 +165,16 @@ MISTAKES = {
             ),
             "distance between slots",
         ),
-        (("if key >= sinks", "if key >= sinks or position < window"), "first evicted at position sinks + window"),
-        (("if key >= sinks", "if key >= sinks or position <= window"), "first evicted at position sinks + window"),
+        *[
+            (
+                (
+                    "if key >= sinks:\n        return position - key\n    return min(position, sinks + window - 1)",
+                    f"if key >= sinks or {early}:\n        return position - key\n    return sinks + window - 1",
+                ),
+                "first evicted at position sinks + window",
+            )
+            for early in ("position < window", "position <= window")
+        ],
         (("if key >= sinks", "if key >= window"), "only the first `sinks` keys"),
     ],
     "windowed_bytes": [
@@ -181,7 +189,7 @@ MISTAKES = {
         ((" * bits // 8", ""), "the bits are missing"),
         (("in config.windows", "in config.windows[:1]"), "only one layer"),
         (("config.d_head", "(config.d_model // config.n_heads)"), "d_model / n_heads need not be"),
-        (("config.d_head", "config.n_heads"), "expected"),
+        (("config.d_head", "config.n_heads"), "a head has d_head numbers"),
         (("config.n_kv_heads * config.d_head", "config.d_model"), "n_kv_heads heads of d_head numbers"),
     ],
 }

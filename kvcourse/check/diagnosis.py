@@ -4,6 +4,8 @@ Answers are compared as numbers: a tensor, an array, a nested list and a float t
 same shape are the same answer. Nothing here knows about exercises.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 
@@ -70,6 +72,15 @@ def snapshot(value):
     return value
 
 
+def listed(value, right):
+    """`value`; where `right` has a list, what gives its parts in order becomes one: a generator, values of a dict."""
+    if isinstance(right, tuple) and type(value) in (list, tuple) and len(value) == len(right):
+        return type(value)(map(listed, value, right))
+    other = (str, bytes, dict, set, frozenset, list, tuple, torch.Tensor, np.ndarray)
+    ordered = isinstance(value, Iterable) and not isinstance(value, other)
+    return list(value) if ordered and isinstance(right, list) else value
+
+
 def _outputs_difference(got, right: tuple, tolerance) -> str | None:
     if isinstance(got, torch.Tensor | np.ndarray) and got.ndim == 1:
         got = list(got)
@@ -86,6 +97,8 @@ def _outputs_difference(got, right: tuple, tolerance) -> str | None:
 
 def _array_difference(got, right, tolerance) -> str | None:
     right = _array(right)
+    if isinstance(got, list | tuple) and not got and right.ndim and not len(right):
+        return None  # nothing in it has a shape or a dtype
     try:
         values = _array(got)
     except (ValueError, TypeError, RuntimeError):

@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from kvcourse import results
-from kvcourse.check.diagnosis import NotAttempted, diagnose, matches, short, snapshot
+from kvcourse.check.diagnosis import NotAttempted, diagnose, listed, matches, short, snapshot
 
 __all__ = ["Verdict", "compare", "diagnose", "error_of", "exercise", "normal", "told"]
 
@@ -119,11 +119,15 @@ def compare(answer, right, cases: list, mistakes: dict | None = None, tolerance:
     - `mistakes`: `{message: function}`; each function takes the same arguments and computes what a usual mistake
       computes. The message is given when it explains the answers to all cases up to the first wrong one.
     - `tolerance`: see `diagnose`.
+
+    Where `right` gives a list, a generator or the like is as good. None after a case with an answer is wrong.
     """
     answers = []
     for case in cases:
-        got = snapshot(answer(*_arguments(case)))
-        expected = right(*_arguments(case))
+        got, expected = answer(*_arguments(case)), right(*_arguments(case))
+        got = snapshot(listed(got, expected))
+        if answers and (got is None or got is ...):
+            return f"with {_described(right, case)}, it returns {got}: every way through the function needs a return"
         answers.append((case, got))
         fault = diagnose(got, expected, tolerance=tolerance)
         if fault:

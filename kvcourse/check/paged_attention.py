@@ -196,6 +196,8 @@ def copy_on_write(answer):
         ([1, 2, 5, 0], refs, 6, 14, 4),  # over two shared blocks and one of its own
         ([1, 2, 5], refs, 4, 8, 4),  # one block to its end
         ([2], refs, 0, 4, 16),
+        ([1, 2, 5], refs, 3, 6, 4),  # fewer tokens than a block has, in two shared blocks
+        ([1, 2, 5], refs, 3, 5, 4),  # two tokens, each in a block of its own
     ]
     lacking = ([1, 2], refs, 8, 12, 4)  # in a block that the table does not have yet
     examine = partial(
@@ -230,6 +232,16 @@ def copy_on_write(answer):
             ),
             "`refs` is asked by the number of the block, not by its place in the table": by_place,
             "a block is copied once, however many tokens are written to it": once_a_token,
+            "few tokens can lie in two blocks: go from the block of `start` to that of stop - 1, and do not count how "
+            "many blocks as many tokens fill": lambda t, r, a, z, b: [
+                block for block in t[a // b : a // b + -(-(z - a) // b)] if r[block] > 1
+            ],
+            "the block of `start` is missing when `start` is the last token of it": lambda t, r, a, z, b: right(
+                t, r, (a + 1) // b * b, z, b
+            ),
+            "the block of the last token is missing: the last is stop - 1, not stop - 2": lambda t, r, a, z, b: right(
+                t, r, a, max(a, z - 2) + 1, b
+            ),
         },
     )
     fault = examine(there)

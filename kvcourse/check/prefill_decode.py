@@ -69,7 +69,7 @@ def crossover_context(answer):
     many bytes of cache as of weights; both have the same bits."""
     # Tied, as the course's model: of an untied embedding a step reads some rows only, which is another lesson.
     sizes = dict(vocab_size=1000, n_layers=4, n_heads=8, n_kv_heads=2, d_model=64, d_ff=128, tie_embeddings=True)
-    small, other = ModelConfig(**sizes), ModelConfig(**sizes | {"n_layers": 3, "n_heads": 4})
+    small, other = ModelConfig(**sizes), ModelConfig(**sizes | {"n_layers": 3, "n_heads": 4, "d_head": 24})
 
     def right(config, batch_size):
         return bytes_moved(config, 1, 0, batch_size).weights / cache_bytes(config, 1, batch_size)
@@ -90,6 +90,9 @@ def crossover_context(answer):
             ),
             "the batch is missing: with more texts more cache is read, so the two meet earlier": scaled(
                 lambda c, batch: batch
+            ),
+            "a head has d_head numbers; d_model / n_heads need not be as many": scaled(
+                lambda c, batch: c.d_head * c.n_heads / c.d_model
             ),
             "a token leaves a key and a value; only one of them is counted": scaled(lambda c, batch: 2),
             "every layer has a cache of its own; only one is counted": scaled(lambda c, batch: c.n_layers),

@@ -10,11 +10,12 @@ from kvcourse.check.framework import compare, exercise
 def block_keys(answer):
     """block_keys(tokens, block_size): one key for each full block of a text. Two blocks have the same key just when the
     texts up to their ends are the same. What a key is, is left open; it must be fit for a dict."""
-    a, b, c = [5, 1, 4, 2], [3, 3, 8, 6], [7, 9, 2, 1]
-    text = a + b + c
+    a, b, c = [5, 1, 49_151, 2], [3, 3, 812, 6], [7, 30_119, 2, 1]
+    text, known = a + b + c, {}
 
     def keys(tokens, block_size=4):
-        return list(answer(tokens, block_size))
+        """Each key as its number in a dict: one that the dict does not find again gets a new number."""
+        return [known.setdefault(key, len(known)) for key in list(answer(tokens, block_size))]
 
     made = answer(text, 4)
     if made is None or made is ...:
@@ -28,18 +29,22 @@ def block_keys(answer):
         if len(made := list(made)) != n:
             hint = "only full blocks get a key" if len(made) > n else "a block that is just full gets a key"
             return f"{len(tokens)} tokens in blocks of {block_size} have {n} full blocks, yours has {len(made)}: {hint}"
-    first = keys(text)
+    once, again = list(answer(text, 4)), list(answer(text, 4))
+    fit = "a key must be fit for a dict: use a number, bytes, a text, or a tuple of such, not a"
     try:
-        set(first)
+        found = set(once).issuperset(again)
     except TypeError:
-        return "a key must be fit for a dict: use a number, bytes, a text, or a tuple of such, not a list"
-    if keys(text) != first:
+        return f"{fit} list or an array"
+    if not found and repr(once) == repr(again):  # they look the same, but a dict takes them for different ones
+        return f"{fit} tensor, which a dict finds only by the object, not by its values"
+    if not found:
         return "the same text got other keys the second time; equal texts must have equal keys"
+    first = keys(text)
     if len(set(first)) < 3 or keys(a + c)[1] == first[1]:
         return "blocks of other tokens have the same key; the tokens of the block must be part of it"
     if keys(a + b + [0, 0, 0, 0])[:2] != first[:2]:
         return "the keys of the first blocks changed with what comes after them; a block knows only what is before it"
-    return _in_a_chain(keys, a, b, c, first)
+    return _in_a_chain(keys, a, b, c, first) or _told_apart(keys)
 
 
 def _in_a_chain(keys, a, b, c, first) -> str | None:
@@ -55,13 +60,34 @@ def _in_a_chain(keys, a, b, c, first) -> str | None:
         return "the order does not count: the same tokens, or the same blocks, in another order got the same key"
     for place in range(12):
         changed = [*a, *b, *c]
-        changed[place] += 100
+        changed[place] = 100
         other = keys(changed)
         same = [one == two for one, two in zip(first, other, strict=True)]
         if same != [block < place // 4 for block in range(3)]:
             late = same[place // 4]
             fault = "the key of its block did not change" if late else "keys of blocks before it changed"
             return f"with another token at place {place} {fault}; a key must see each token of its block"
+    return None
+
+
+ALIKE = [  # two texts, and what can give them one key
+    ([1, 2], [257, 2], "one byte holds 256 tokens, and a vocabulary has more"),
+    ([1, 23], [12, 3], "the numbers of the tokens run together; set a mark between them, or take a tuple"),
+    ([1, 515], [258, 3], "the bytes of the tokens run together; a small token must have as many bytes as any other"),
+    *[
+        ([0, base], [1, 0], "a sum of products is the same for many texts; take hash() of a tuple, or a digest")
+        for base in (10, 16, 31, 33, 37, 53, 61, 101, 127, 131, 137, 256, 257, 1_000, 1_009, 1_024, 4_096, 10_007)
+    ],
+]
+
+
+def _told_apart(keys) -> str | None:
+    """What lets two different texts have one key, when their blocks are told apart by most tokens."""
+    for one, other, fault in ALIKE:
+        if keys(one, 2) == keys(other, 2):
+            return f"the texts {one} and {other} have the same key: {fault}"
+    if len(set(keys([0] * 8, 2))) < 4:
+        return "a block of tokens 0 leaves no trace: it has the key of the block before, and another text ends here"
     return None
 
 

@@ -155,6 +155,9 @@ def sink_distance(answer):
             (9, 0, 8, 2),
             (10, 0, 8, 2),
             (4, 4, 8, 1),
+            (8, 0, 8, 2),  # all places but one are taken
+            (9, 1, 8, 4),
+            (12, 5, 8, 2),  # a key of the window that is smaller than `window`
         ],
         mistakes={
             "this is the distance in the text; tokens that were evicted must not count": lambda p, k, w, s: p - k,
@@ -175,6 +178,14 @@ def sink_distance(answer):
             "this is the distance between slots; a slot is where a key lies, not how old it is": lambda p, k, w, s: abs(
                 slot(p, w, s) - slot(k, w, s)
             ),
+            "a token is first evicted at position sinks + window; up to there a sink has its own distance": (
+                lambda p, k, w, s: p - k if k >= s or p < w else s + w - 1 - k
+            ),
+            "a token is first evicted at position sinks + window, not behind `window`; until then a sink has its own "
+            "distance": lambda p, k, w, s: p - k if k >= s or p <= w else s + w - 1 - k,
+            "only the first `sinks` keys come nearer; a key of the window can be smaller than `window`": (
+                lambda p, k, w, s: p - k if k >= w else min(p, s + w - 1) - k
+            ),
         },
     )
 
@@ -183,19 +194,20 @@ def sink_distance(answer):
 def windowed_bytes(answer):
     """windowed_bytes(config, seq_len, bits): bytes of keys and values of one text, when the layer i keeps the latest
     `config.windows[i]` tokens, or all of them where that is None."""
-    sizes = dict(vocab_size=100, n_heads=8, n_kv_heads=2, d_model=64, d_ff=128)
+    # No two sizes are equal, nor is d_head d_model / n_heads: none can stand in for another.
+    sizes = dict(vocab_size=90, n_heads=10, n_kv_heads=5, d_model=70, d_head=12, d_ff=128)
     mixed = ModelConfig(n_layers=6, window=(16, 16, None, 16, 16, None), **sizes)
     local, everything = ModelConfig(n_layers=3, window=16, **sizes), ModelConfig(n_layers=2, **sizes)
 
     def right(config, seq_len, bits):
         return cache_bytes(config, seq_len, bits=bits)
 
-    def variant(tokens, heads="n_kv_heads", factor=1.0):
-        """The bytes if a layer kept `tokens(its window, seq_len)` tokens."""
+    def variant(tokens, numbers=lambda c: c.n_kv_heads * c.d_head, factor=1.0):
+        """The bytes if a layer kept `tokens(its window, seq_len)` tokens, and a key had `numbers(config)` numbers."""
 
         def wrong(config, seq_len, bits):
             kept = sum(tokens(window, seq_len) for window in config.windows)
-            return 2 * getattr(config, heads) * config.d_head * kept * bits / 8 * factor
+            return 2 * numbers(config) * kept * bits / 8 * factor
 
         return wrong
 
@@ -217,7 +229,18 @@ def windowed_bytes(answer):
             "every layer was given a window; one with None keeps every token": lambda config, n, bits: variant(
                 lambda w, n: min(n, min((w for w in config.windows if w is not None), default=n))
             )(config, n, bits),
-            "a token keeps keys and values for n_kv_heads heads, not for n_heads": variant(kept, heads="n_heads"),
+            "a token keeps keys and values for n_kv_heads heads, not for n_heads": variant(
+                kept, lambda c: c.n_heads * c.d_head
+            ),
+            "a head has d_head numbers; d_model / n_heads need not be as many": variant(
+                kept, lambda c: c.n_kv_heads * (c.d_model // c.n_heads)
+            ),
+            "n_heads is how many heads there are; a head has d_head numbers": variant(
+                kept, lambda c: c.n_kv_heads * c.n_heads
+            ),
+            "a key has n_kv_heads heads of d_head numbers, which need not be d_model together": variant(
+                kept, lambda c: c.d_model
+            ),
             "a token leaves a key and a value; only one of them is counted": variant(kept, factor=0.5),
             "these are bits; a byte has 8": variant(kept, factor=8.0),
             "bits // 8 is cut to whole bytes, and 4 bits become 0: multiply by the bits first, then divide by 8": (
