@@ -11,7 +11,6 @@ import pytest
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "smollm2: needs the real chat model (fetched once, 98 MB)")
-    config.addinivalue_line("markers", "slow: the full matrix; run with `pytest -m slow`")
     # A test run must not touch the learner's own guesses and progress.
     folder = tempfile.TemporaryDirectory(prefix="kvcourse-results-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)

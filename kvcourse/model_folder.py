@@ -14,8 +14,9 @@ from filelock import FileLock, Timeout
 APART = ".kvcourse-new"  # the folder in which files are written before they are moved
 
 
-def usable(folder: str | os.PathLike) -> Path:
-    """`folder`, made if need be. Raises `ValueError` when it is none, or nothing can be written there."""
+def usable(folder: str | os.PathLike, contents: str = "a model is kept") -> Path:
+    """`folder`, made if need be. Raises `ValueError` when it is none, or nothing can be written there; `contents` says
+    in it what would be."""
     if not isinstance(folder, str | os.PathLike):
         raise ValueError(f"folder must be the name of a folder, got {folder!r}.")
     if not os.fspath(folder):
@@ -24,7 +25,7 @@ def usable(folder: str | os.PathLike) -> Path:
     for place in (path, *path.parents):
         if os.path.lexists(place) and not os.path.isdir(place):
             what = "a file" if os.path.exists(place) else "a link that leads nowhere"
-            raise ValueError(f"{place} is {what}, and a model is kept in a folder: give another.")
+            raise ValueError(f"{place} is {what}, and {contents} in a folder: give another.")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

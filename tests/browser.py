@@ -8,7 +8,6 @@ Debian's packages `chromium` and `chromium-driver` are enough; nothing is downlo
 """
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -16,6 +15,8 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+
+from kvcourse.workshop import footprint
 
 NAMES = ("chromium", "google-chrome", "chromium-browser")
 TOKEN = "browser-test"
@@ -84,36 +85,12 @@ def jupyterlab(notebooks: Path, scratch: Path, **variables: str):
     All that it keeps (settings, workspaces, kernels' files) goes to `scratch`; `variables` are added to the
     environment that its kernels inherit. Every kernel ends with it.
     """
-    places = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
-    places += ("JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "KVCOURSE_RESULTS")
-    environment = os.environ | {place: str(scratch / place.lower()) for place in places} | variables
     settings = scratch / "jupyterlab_settings_dir" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     (settings / "notification.jupyterlab-settings").write_text(json.dumps(NO_NEWS), encoding="utf-8")
-    options = {
-        "ServerApp.ip": "127.0.0.1",
-        "ServerApp.port": 0,
-        "ServerApp.root_dir": notebooks,
-        "IdentityProvider.token": TOKEN,
-    }
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
-    command += [f"--{name}={value}" for name, value in options.items()]
-    log = scratch / "jupyterlab.log"
-    with open(log, "w") as said, subprocess.Popen(command, env=environment, stdout=said, stderr=said) as server:
-        try:
-            until(lambda: server.poll() is not None or address(scratch), 120, "JupyterLab to start", log.read_text)
-            assert server.poll() is None, log.read_text()
-            yield address(scratch)
-        finally:
-            server.terminate()
-
-
-def address(scratch: Path) -> str | None:
-    """What a running JupyterLab wrote down about itself; None before it has."""
-    for file in (scratch / "jupyter_runtime_dir").glob("jpserver-*.json"):
-        text = file.read_text(encoding="utf-8")
-        return json.loads(text)["url"] if text.endswith("}") else None
-    return None
+    own = {"KVCOURSE_RESULTS": str(scratch / "results")} | variables
+    with footprint.jupyterlab(notebooks, scratch, TOKEN, **own) as (_, address):
+        yield f"{address}/"
 
 
 def until(condition, seconds: float, what: str, explain=lambda: ""):

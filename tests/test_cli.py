@@ -68,6 +68,13 @@ def test_installed_command_and_help_without_torch():
     assert not {"torch", "numpy", "jupytext", "nbclient", "matplotlib"} & set(imported)
 
 
+def test_python_m_kvcourse_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "kvcourse", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"kvcourse {metadata.version('kvcourse')}\n")
+    done = subprocess.run([sys.executable, "-m", "kvcourse", "dance"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("usage: kvcourse ")
+
+
 def test_no_command_prints_help_and_version_is_the_packages(capsys):
     assert kvcourse([]) == 0
     assert capsys.readouterr().out.startswith("usage: kvcourse")
@@ -443,6 +450,7 @@ def test_run_takes_names_and_is_content_when_all_is_well(course, capsys):
         (["--solutions"], "run `kvcourse notebooks` to build them"),
         (["--timeout", "0"], "--timeout must be above 0 seconds, not 0"),
         (["--output", ".."], "would replace the notebooks themselves"),
+        (["--output", "../00_start_here.ipynb/a"], "here.ipynb is a file, and executed notebooks are saved in a"),
     ],
 )
 def test_run_says_what_is_wrong_before_it_starts(course, capsys, arguments, message):

@@ -115,8 +115,23 @@ text.it = "Un animale."
     [
         ("", "", None),
         ('it = ["gatto"]\n', "", r"\['cat'\] must have a name and a text in en, fr, it, but lacks 'it'"),
-        ('text.fr = "Un animal."', 'text.fr = " "', "lacks 'fr'"),
-        ('"02"', '"2"', "must name the notebook that introduces it by its number, such as '02'"),
+        ('text.fr = "Un animal."', "", "lacks 'fr'"),
+        ('text.fr = "Un animal."', 'text.fr = " "', r"has text = .* must be a text that is not blank in en, fr, it"),
+        ('text.fr = "Un animal."', 'text.fr = "Un animal."\ntext.de = "Ein Tier."', "and in no other language"),
+        ('"02"', '"2"', r"\['cat'\] has notebook = '2', which must be the number of the notebook .* such as '02'"),
+        ('"02"', "2", r"\['cat'\] has notebook = 2, which must be the number"),
+        ('notebook = "02"\n', "", "must name the notebook that introduces it"),
+        ('["cat"]', '"cat"', "the entry 'cat' has en = 'cat', which must be a list of texts that are not blank"),
+        ('["cat"]', '[""]', r"the entry \[''\] has en = \[''\], which must be a list of texts that are not blank"),
+        ('["cat"]', "[1]", r"has en = \[1\], which must be a list of texts"),
+        ('"02"', '"02"\nforms = "cats"', r"\['cat'\] has forms = 'cats', which must be a list of texts"),
+        ('"02"', '"02"\neveryday = "no"', r"\['cat'\] has everyday = 'no', which must be true or false"),
+        ('"02"', '"02"\nsource = 2', r"\['cat'\] has source = 2, which must be a key of the bibliography"),
+        ('"02"', '"02"\nskip = ["2"]', r"\['cat'\] has skip = \['2'\], which must be a list of numbers like '02'"),
+        (GOOD[GOOD.index("text.en") :], 'text = "x"', r"\['cat'\] has text = 'x', which must be a text"),
+        (GOOD, "term = [1, 2]", r"term must be a list of tables, each begun by \[\[term\]\], not \[1, 2\]"),
+        ("[[term]]", "[term]", "term must be a list of tables"),
+        ("[[term]]", GOOD.replace('"cat"', '"a b"') + GOOD.replace('"cat"', '"a-b"') + "[[term]]", r"'a b', 'a-b'\]"),
         ('notebook = "02"', 'notebook = "02"\nsee = ["dog"]', r"'cat' refers to \['dog'\]"),
         ('notebook = "02"', 'notebook = "02"\nsee = ["cat"]', r"'cat' refers to \['cat'\]"),
         ('notebook = "02"', 'notebook = "02"\nform = ["cats"]', r"has unknown fields \['form'\]"),
@@ -210,6 +225,16 @@ def linked(*texts, number="02", page="g"):
         ("A <b title='hash'>word</b>.", None),
         ("| hash | cache |\n|---|---|\n| prefill | x |", None),
         ("Layers and kernels.", None),
+        ("[a cache][ref], [hash][].\n\n[ref]: x\n[hash]: y", None),
+        ("[cache], ![hash].\n\n[cache]: x\n[hash]: y", None),
+        ("A [cache] without an address.", "A [[cache](g#cell-id=KV-cache)] without an address."),
+        ("An <a href='x'>address of\nthe cache</a> and <CODE>a hash</CODE>.", None),
+        ("See [x](http://a(b)cache) and [y](<a) hash>).", None),
+        ("See www.cache.org and &hash;.", None),
+        ("```\na\u2028\u2028hash\n```\nEnd", None),
+        ("```\na\x0c\x0chash\n```\nEnd", None),
+        ("```\na\x1c\x1chash\n```\nEnd", None),
+        ("A\u2028B.\n\nC.\r\n\r\nA hash.", "A\u2028B.\n\nC.\r\n\r\nA [hash](g#cell-id=hash)."),
         ("A page.", "A [page](g#cell-id=page)."),
     ],
 )
@@ -370,6 +395,9 @@ def test_an_entry_of_a_notebook_that_is_not_there_is_refused_before_anything_is_
     (course / "data" / "glossary.toml").write_text(GOOD.replace('"02"', '"03"'))
     before = {path: path.read_bytes() for path in course.rglob("*.ipynb")}
     with pytest.raises(ValueError, match="notebook 03 introduces 'cat'; there is none"):
+        build(course, run=False)
+    (course / "data" / "glossary.toml").write_text(GOOD.replace('"02"', '"02"\nskip = ["99"]'))
+    with pytest.raises(ValueError, match="skips 'cat' in notebook 99; there is none"):
         build(course, run=False)
     assert {path: path.read_bytes() for path in course.rglob("*.ipynb")} == before
 

@@ -172,8 +172,27 @@ def test_route_adds_up_and_its_page_is_rewritten(course):
     text = (course / routes.PAGE).read_text()
     for line in ("| 00 | Opening | run | 1 |", "| 00 | First | `root` | 5 |", "| break | tea | rest | 5 |"):
         assert line in text.splitlines()
-    assert "**Sum 10 minutes, breaks 5, room 15.**" in text
+    assert "**Sum 10 minutes, breaks 5, room 15. Longest without a rest: 20 minutes by the clock.**" in text
     assert routes.refreshed(course) == text != ROUTE
+
+
+def test_a_stretch_ends_at_a_rest_and_lunch_is_not_counted_in_the_time(course):
+    put_record(course, Opening=60, First=60, Second=120)
+    [before] = routes.routes(course)
+    assert before.longest_stretch == pytest.approx(25 * (before.sum - 2) / before.sum)
+    (course / routes.PAGE).write_text(ROUTE.replace("| 00 | First |", "| lunch | soup | rest | 40 |\n| 00 | First |"))
+    [route] = routes.routes(course)
+    assert (route.sum, route.breaks, route.fits) == (before.sum, 5, True)
+    assert route.longest_stretch == pytest.approx(25 * (before.sum - 3) / before.sum)
+
+
+def test_exit_questions_are_those_whose_section_the_route_reads(course):
+    page = "# 00\n\n1. No question.\n\n## Exit questions\n\n"
+    page += "1. Why? Answer: so. (Section *First*.)\n2. What? Answer:\n   a. (Section *Opening*.)\n3. No section?\n"
+    page += "4. Who?\n   (Section *Second*.)\n"
+    (course / routes.PAGE).with_name("00_tiny.md").write_text(page)
+    (course / routes.PAGE).write_text(ROUTE + "\n**Exit questions:** none.\n")
+    assert routes.refreshed(course).endswith("\n**Exit questions:** 00: 1, 4.\n")
 
 
 def test_route_that_is_too_long_does_not_fit(course):
@@ -205,6 +224,27 @@ def test_quotes_are_found_and_follow_what_was_measured():
     assert quotes.quoted(text) == [("00.first", "14.4"), ("04.second", "1.7"), ("02.small", "3.05e-5")]
     new = quotes.refreshed(text, {"00.first": "9", "02.small": "1e-6"})
     assert new == "It took 9 times (`00.first`), or +1.7%, `04.second`; `02.alone` has 1e-6 (`02.small`)."
+
+
+def test_a_bound_is_quoted_by_the_key_of_its_measurement():
+    printed = """03.from  your guess 4 tokens | bound 22 tokens | measured 64 tokens (2.91 times the bound)
+03.alone  no guess | measured 9 times
+03.long  your guess 1,000 tokens
+    bound 730 tokens | measured 1,500 tokens
+    bound: bytes; extrapolated
+"""
+    found = {"03.from": "64", "03.from:bound": "22", "03.alone": "9", "03.long": "1,500", "03.long:bound": "730"}
+    assert quotes.printed(printed) == found
+    text = "60 tokens (`03.from`), against 18 tokens (`03.from:bound`) by the ridge."
+    assert quotes.refreshed(text, found) == "64 tokens (`03.from`), against 22 tokens (`03.from:bound`) by the ridge."
+
+
+def test_the_readmes_times_come_from_the_record(course):
+    put_record(course, Opening=1.4, First=30, Second=90)
+    row = "| [00 Tiny](notebooks/00_tiny.ipynb) | 5 min | {} | see |\n"
+    (course / hub.README).write_text(row.format("9 s") + row.replace("00", "01").format("8 s"))
+    hub.update(course)
+    assert (course / hub.README).read_text() == row.format("121 s") + row.replace("00", "01").format("8 s")
 
 
 def test_hub_table_and_memory_limit_come_from_the_record(course):

@@ -69,7 +69,7 @@ FLOORS = [
         "fast",
     },
     {"endpoint", "site"},
-    {"cli", "workshop"},  # a seat is checked as `kvcourse doctor` does, and more
+    {"cli", "workshop", "__main__"},  # a seat is checked as `kvcourse doctor` does, and more
 ]
 
 

@@ -5,6 +5,8 @@ import tomllib
 from itertools import chain
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TEST_COMMAND = ['pip install -c constraints.txt -e ".[test]"', "pytest"]
@@ -44,6 +46,32 @@ def test_every_room_is_on_the_map():
     assert not missing
 
 
+def torches(texts: dict[str, str]) -> dict[str, set[str]]:
+    """The versions of PyTorch that each text has pip install."""
+    return {name: set(re.findall(r"torch==([\d.]*\d)", text)) for name, text in texts.items()}
+
+
+def test_the_small_build_of_pytorch_is_that_of_the_constraints():
+    """It is installed first, by its number, from an index that has not the other pins."""
+    [pin] = torches({"": (ROOT / "constraints.txt").read_text(encoding="utf-8")})[""]
+    names = ["README.md", ".github/workflows/site.yml"]
+    assert torches({name: (ROOT / name).read_text(encoding="utf-8") for name in names}) == dict.fromkeys(names, {pin})
+    places = [*ROOT.glob("notebooks/instructor/*.md"), *ROOT.glob("data/*.md"), *(ROOT / ".ci").iterdir()]
+    assert not [path for path in places if torches({"": path.read_text(encoding="utf-8")})[""] - {pin}]
+    assert torches({"x": f"torch=={pin} torch==2.0.1"})["x"] == {pin, "2.0.1"}
+
+
+def test_the_workflow_of_the_tests_can_be_started_by_hand():
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        triggers = yaml.safe_load(path.read_text(encoding="utf-8"))[True]  # YAML 1.1 reads the key `on` as true
+        assert "workflow_dispatch" in triggers, path
+
+
+def test_each_marker_is_registered_once(pytestconfig):
+    names = [re.match(r"\w+", line)[0] for line in pytestconfig.getini("markers")]
+    assert names.count("slow") == names.count("smollm2") == 1
+
+
 def test_constraints_fit_the_lower_bounds_and_pin_no_platform_package():
     from packaging.requirements import Requirement
 
@@ -55,5 +83,4 @@ def test_constraints_fit_the_lower_bounds_and_pin_no_platform_package():
         if requirement.name == "kvcourse":  # other groups of its own
             continue
         assert requirement.specifier.contains(pins[requirement.name.lower().replace("_", "-")]), requirement
-    assert pins["torch"] == "2.13.0"
     assert not [name for name in pins if name.startswith(("nvidia", "triton"))]

@@ -29,12 +29,14 @@ def figure(alt: str):
 def worked() -> nbformat.NotebookNode:
     """A worked notebook with all that a page must get right."""
     printed = new_output("stream", name="stdout", text="only once printed\n")
+    solution = "def half(x):\n    # SOLUTION\n    return x / 2\n    # END SOLUTION"
     cells = [
         new_markdown_cell(f"# 7. Tiny\n\n{BADGE}"),
         new_code_cell("print('x')", execution_count=1, outputs=[printed, figure("A dot, all alone.")]),
         new_markdown_cell("See [prefill](../glossary.ipynb#KV-cache) and [the code](../../kvcourse/model.py)."),
         new_markdown_cell("Either $2 and $3, or $x^2$:\n\n$$\\frac{a}{b}$$\n\n% no comment, {no}`role`"),
         new_markdown_cell("<details><summary>Hint</summary>\n\nAn open secret.\n\n</details>"),
+        new_code_cell(solution, metadata={"tags": ["exercise"]}),
     ]
     return new_notebook(cells=cells, metadata=METADATA)
 
@@ -106,11 +108,30 @@ def test_a_lesson_is_the_worked_notebook_as_it_is_stored(course, tmp_path):
     shown = links(article)
     assert (
         shown["Open in Colab"]
-        == f"https://colab.research.google.com/github/kvcourse/kvcourse/blob/main/notebooks/solutions/{NAME}.ipynb"
+        == f"https://colab.research.google.com/github/kvcourse/kvcourse/blob/main/notebooks/{NAME}.ipynb"
     )
     assert shown["learner’s notebook"] == f"{REPOSITORY}/blob/main/notebooks/{NAME}.ipynb"
     assert shown["prefill"] == "../glossary.html#KV-cache"
     assert shown["the code"] == f"{REPOSITORY}/blob/main/kvcourse/model.py"
+
+
+def test_solutions_are_folded_and_nothing_else_is(course, tmp_path):
+    build(course, tmp_path / "site")
+    article = page(tmp_path / "site", f"notebooks/{NAME}").article
+    folded = article.select("details.hide")
+    assert [each.summary.get_text(strip=True) for each in folded] == ["Show a solutionHide the solution"]
+    assert "return x / 2" in folded[0].get_text() and "open" not in folded[0].attrs
+    assert "print('x')" not in folded[0].get_text()
+
+
+def test_the_search_knows_lessons_and_not_how_they_are_taught(course, tmp_path):
+    write(course, new_notebook(cells=[new_markdown_cell("# Tiny\n\nPelicans.")]), "notebooks/glossary.ipynb")
+    (course / "notebooks" / "instructor" / "07_tiny.md").write_text("# Teaching 07: Walruses\n\nOtters.\n")
+    build(course, tmp_path / "site")
+    index = (tmp_path / "site" / "searchindex.js").read_text()
+    assert "pelican" in index
+    assert "otter" not in index and "walrus" not in index.lower()
+    assert page(tmp_path / "site", "instructor/07_tiny").h1.get_text().startswith("Teaching 07: Walruses")
 
 
 def test_the_same_course_gives_the_same_bytes(course, tmp_path):
@@ -261,7 +282,10 @@ def require_as_stored(folder: Path, names: list[str]) -> None:
         assert not missing
         assert "$$" not in text
         shown = links(article)
-        assert re.search(r"badge\.svg\)\]\(([^)]+)\)", notebook.cells[0].source)[1] == shown["Open in Colab"]
+        badge = re.search(r"badge\.svg\)\]\(([^)]+)\)", notebook.cells[0].source)[1]
+        assert shown["Open in Colab"] == badge.replace("/solutions/", "/") != badge
+        exercises = [cell for cell in notebook.cells if "exercise" in cell.metadata.get("tags", [])]
+        assert len(article.select("details.hide")) == len(exercises) > 0
         assert shown["learner’s notebook"] == f"{repository}/blob/main/notebooks/{name}.ipynb"
 
 

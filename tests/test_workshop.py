@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -38,7 +39,7 @@ def course(tmp_path, monkeypatch):
         notebook(root / "notebooks" / "solutions" / f"{name}.ipynb", "print('worked')")
     texts = ["notebooks/src/00_start_here.py", "notebooks/instructor/README.md", "tests/test_a.py", "kvcourse/a.py"]
     texts += ["kvcourse/__pycache__/a.pyc", "data/models/tiny.bin", "data/.cache/x", "pyproject.toml", "README.md"]
-    texts += ["binder/postBuild", ".git/config", "notebooks/.ipynb_checkpoints/00_start_here-checkpoint.ipynb"]
+    texts += [".git/config", "notebooks/.ipynb_checkpoints/00_start_here-checkpoint.ipynb"]
     for text in texts:
         (root / text).parent.mkdir(parents=True, exist_ok=True)
         (root / text).write_text(text)
@@ -58,7 +59,6 @@ def test_a_copy_has_what_learners_need_and_nothing_else(course, tmp_path, monkey
     assert kvcourse(["workshop", "copy", "../class/copy"]) == 0
     assert files_below(tmp_path / "class") == [
         "copy/README.md",
-        "copy/binder/postBuild",
         "copy/data/models/tiny.bin",
         "copy/kvcourse/a.py",
         "copy/notebooks/00_start_here.ipynb",
@@ -78,8 +78,12 @@ def test_a_folder_that_is_in_use_is_refused(course, tmp_path, capsys):
     assert "../full is not empty: give the name of a new folder" in capsys.readouterr().err
     assert kvcourse(["workshop", "copy", "../file"]) == 1
     assert "../file is no folder" in capsys.readouterr().err
-    assert kvcourse(["workshop", "copy", "kvcourse/inside"]) == 1
-    assert "lies in the package" in capsys.readouterr().err
+    for inside in ("kvcourse/inside", "data/inside", "data/models/a/b"):
+        assert kvcourse(["workshop", "copy", inside]) == 1
+        assert f"lies in the folder {inside.split('/')[0]}, which is copied itself" in capsys.readouterr().err
+    for below in ("a", "a/b"):
+        assert kvcourse(["workshop", "copy", f"../file/{below}"]) == 1
+        assert f"../file/{below} cannot be made, since ../file is no folder" in capsys.readouterr().err
     assert files_below(tmp_path / "full") == ["mine.txt"]
     assert kvcourse(["workshop", "copy", "../empty"]) == 0
 
@@ -104,8 +108,28 @@ def test_a_full_disk_leaves_no_half_copy(course, tmp_path, monkeypatch, capsys):
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_links_to_what_learners_do_not_get_become_words(course, tmp_path):
+    text = "[a](data/models) [b](data/models/tiny.bin#x) [c](notebooks/instructor/README.md#y), [d](https://e.org/d),"
+    (course / "README.md").write_text(f"{text} ![e](missing.png) [f](#g) [h](notebooks/solutions)")
+    assert kvcourse(["workshop", "copy", "../copy"]) == 0
+    text = text.replace("[c](notebooks/instructor/README.md#y)", "c")
+    assert (tmp_path / "copy" / "README.md").read_text() == f"{text} ![e](missing.png) [f](#g) h"
+    assert "instructor/README.md" in (course / "README.md").read_text()
+
+
+def test_what_only_authors_can_do_is_refused_in_a_copy(course, tmp_path, monkeypatch, capsys):
+    assert kvcourse(["workshop", "copy", "../copy"]) == 0
+    monkeypatch.chdir(tmp_path / "copy")
+    for command in (["notebooks", "--check"], ["notebooks"], ["workshop", "slides", "00"]):
+        assert kvcourse(command) == 1
+        assert "where the course is written" in capsys.readouterr().err
+
+
 def test_the_real_course_without_its_solutions(tmp_path):
     copy = learner_copy.copy(ROOT, tmp_path / "copy")
+    for page in (copy / "README.md", copy / "data" / "README.md", copy / "kvcourse" / "README.md"):
+        links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8"))
+        assert [link for link in links if not (page.parent / link).exists()] == [], page
     names = files_below(copy)
     assert not [name for name in names if name.split("/")[0] in ("tests", ".git") or "/solutions/" in name]
     assert not [name for name in names if name.startswith(("notebooks/src/", "notebooks/instructor/"))]
@@ -151,11 +175,21 @@ def test_what_is_wrong_is_said_and_is_the_exit_code(course, monkeypatch, capsys)
     notebook(course / "notebooks" / "01_next.ipynb", "answer = 42", run=True)
     assert kvcourse(["workshop", "check"]) == 1
     *_, notebooks, results, computes, tokens, last = capsys.readouterr().out.splitlines()
-    assert notebooks.startswith("look  notebooks somebody has worked in 01_next")
+    assert notebooks.startswith(f"look  notebooks somebody has worked in 01_next of {course / 'notebooks'}")
     assert computes.startswith("ok ")
     assert tokens == "fix   tokens    the model wrote nothing: ValueError: damaged"
     assert last == "not ready: do what the lines say that begin with fix (tokens), and check again"
     assert ended == [True]  # the kernel
+
+
+def test_a_check_from_elsewhere_says_which_folder_it_looked_at(course, tmp_path, monkeypatch):
+    """A hub's learner who is not in their folder: the package's own notebooks are found, which nobody works in."""
+    monkeypatch.chdir(course / "notebooks")
+    assert seat.notebooks(course).status == "ok"
+    (tmp_path / "learner").mkdir()
+    monkeypatch.chdir(tmp_path / "learner")
+    line = seat.notebooks(course)
+    assert line.status == "look" and f"looked at {course / 'notebooks'}: " in line.text
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from packaging.utils import parse_wheel_filename
 
 from kvcourse import __version__
 from kvcourse.cli.main import main as kvcourse
+from kvcourse.model_folder import APART
 from kvcourse.workshop import bundle as stick
 from kvcourse.workshop import wheels
 from kvcourse.workshop.target import Target, target, this_computer
@@ -231,8 +232,8 @@ def test_a_stick_that_broke_off_says_so_and_is_gone_on_with(course, tmp_path, mo
         patch.setattr(stick, "gather", refused)
         kvcourse(["workshop", "bundle", str(folder)])
     assert install(folder, tmp_path / "seat").stderr.startswith("install: this stick is not complete")
-    (folder / "models").mkdir()
-    (folder / "models" / ".chat.gguf.123").write_bytes(b"mo")  # of a program that was killed
+    (folder / "models" / APART).mkdir(parents=True)
+    (folder / "models" / APART / "chat.gguf").write_bytes(b"mo")  # of a program that was killed
     assert kvcourse(["workshop", "bundle", str(folder)]) == 0
     assert names((folder / "models").iterdir()) == ["chat.gguf"]
 
@@ -245,12 +246,47 @@ def test_a_folder_that_holds_something_else_is_refused(course, tmp_path, capsys)
     assert names((tmp_path / "docs").iterdir()) == ["thesis.txt"]
 
 
+def test_an_extra_that_the_course_does_not_have(course, tmp_path, monkeypatch, capsys):
+    (course / "pyproject.toml").write_text("[project.optional-dependencies]\nsite = []\npeer_s = []\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(stick, "build", None)  # nothing is begun
+        assert kvcourse(["workshop", "bundle", str(tmp_path / "stick"), "--extra", "nope"]) == 1
+    assert "--extra nope is none of the extras that kvcourse has: peer_s, site." in capsys.readouterr().err
+    assert not (tmp_path / "stick").exists()
+    assert kvcourse(["workshop", "bundle", str(tmp_path / "stick"), "--extra", "Peer-S"]) == 0  # as pip reads names
+
+
+def test_what_a_mac_leaves_on_a_stick_does_not_become_part_of_it(course, tmp_path):
+    folder = tmp_path / "stick"
+    assert kvcourse(["workshop", "bundle", str(folder)]) == 0
+    before = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    leave_as_a_mac(folder)
+    assert kvcourse(["workshop", "bundle", str(folder)]) == 0
+    listed = {line.split("  ")[1] for line in (folder / "SHA256SUMS").read_text().splitlines()}
+    assert listed == before - {"SHA256SUMS"}
+
+
 def test_a_stick_of_another_version_is_made_anew(course, tmp_path, capsys):
     (tmp_path / "stick").mkdir()
     old = {"kvcourse": "0.0.1", "seats": {"linux-x86_64-3.9": {"wheels": ["old.whl"], "bytes": 1}}}
     (tmp_path / "stick" / "stick.json").write_text(json.dumps(old))
     assert stick.begin(tmp_path / "stick") == {}
     assert "this stick has kvcourse 0.0.1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "seats",
+    [None, "", "{", "[]", "{}", '"seats": 5', '"seats": {"linux-x86_64-3.9": {"bytes": 1}}']
+    + ['"seats": {"linux": {"wheels": [], "bytes": 1}}', '"seats": {"linux-3.9": {"wheels": [1], "bytes": 1}}'],
+)
+def test_a_stick_with_damaged_contents_is_refused_by_name(tmp_path, seats):
+    contents = tmp_path / "stick.json"
+    whole = f'{{"kvcourse": "{stick.__version__}"' + (f", {seats}}}" if seats else "}")
+    contents.write_text(whole if seats is None or seats.startswith('"') else seats)
+    before = contents.read_text()
+    with pytest.raises(ValueError, match=r"stick.json is damaged .*: the stick cannot be gone on with. Empty"):
+        stick.begin(tmp_path)
+    assert contents.read_text() == before
 
 
 # --- installing -----------------------------------------------------------------------------------------------
@@ -273,7 +309,8 @@ def install(folder: Path, seat: Path, *arguments, **environment):
 
 def offline_home(seat: Path) -> dict[str, str]:
     """The environment of a user whose home is `seat` and whose network leads nowhere."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "KVCOURSE_", "XDG_"))}
+    users = ("PIP_", "PYTHON", "KVCOURSE_", "XDG_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(users)}
     nowhere = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
     return (
         clean | nowhere | {"no_proxy": "127.0.0.1", **dict.fromkeys(("HOME", "USERPROFILE", "LOCALAPPDATA"), str(seat))}
@@ -334,10 +371,64 @@ def test_a_full_disk_is_seen_before_anything_is_written(small_stick, tmp_path, m
 
 def test_work_that_is_there_is_left_alone(small_stick, tmp_path):
     installer = load_installer()
-    assert installer.copy_course(small_stick / "course", tmp_path / "mine") == 0
+    assert installer.copy_course(small_stick, tmp_path / "mine") == 0
     (tmp_path / "mine" / "notebooks" / "a.ipynb").write_text("my answers")
-    assert installer.copy_course(small_stick / "course", tmp_path / "mine") == 1
+    assert installer.copy_course(small_stick, tmp_path / "mine") == 1
     assert (tmp_path / "mine" / "notebooks" / "a.ipynb").read_text() == "my answers"
+
+
+def leave_as_a_mac(folder: Path) -> None:
+    """Beside each file its twin with a Mac's notes, and what the Finder keeps, as on any disk that is not a Mac's."""
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        path.with_name(f"._{path.name}").write_bytes(b"\0\5\x16\7")
+    (folder / ".DS_Store").write_bytes(b"Bud1")
+
+
+def test_a_stick_that_a_mac_has_copied(small_stick, tmp_path, monkeypatch):
+    installer = load_installer()
+    leave_as_a_mac(small_stick)
+    monkeypatch.setenv("KVCOURSE_MODELS", str(tmp_path / "models"))
+    installer.verify(small_stick)
+    assert installer.copy_course(small_stick, tmp_path / "mine") == 0
+    installer.place_model(small_stick, sys.executable)
+    assert names(path for path in (tmp_path / "mine").rglob("*") if path.is_file()) == ["a.ipynb"]
+    [model] = (tmp_path / "models").iterdir()
+    assert model.read_bytes() == b"models/chat.gguf"
+
+
+@pytest.mark.parametrize("environment", ["the user's", "none of the user's"])
+def test_a_user_whose_name_is_not_ascii(small_stick, tmp_path, monkeypatch, environment):
+    """The child prints in the code page of Windows, whether its environment was cleaned or not."""
+    installer = load_installer()
+    if environment == "the user's":
+        monkeypatch.setattr(installer, "settings", lambda: dict(os.environ), raising=False)
+    monkeypatch.setenv("PYTHONIOENCODING", "cp1252")
+    monkeypatch.setenv("KVCOURSE_MODELS", str(tmp_path / "Jürgen" / "models"))
+    installer.place_model(small_stick, sys.executable)
+    [model] = (tmp_path / "Jürgen" / "models").iterdir()
+    assert model.read_bytes() == b"models/chat.gguf"
+    with pytest.raises(installer.Refused, match="no way:"):
+        installer.run([sys.executable, "-c", "import sys; sys.exit('ü')"], "no way")
+
+
+def test_settings_of_the_user_reach_no_child(small_stick, tmp_path, monkeypatch):
+    """Neither the one that puts the model in its place nor `kvcourse doctor`."""
+    installer, found = load_installer(), []
+    monkeypatch.setattr(installer, "STICK", small_stick)
+    monkeypatch.setattr(installer, "install", lambda stick, seat, environment: sys.executable)
+    monkeypatch.setattr(installer.subprocess, "call", lambda command, **options: found.append(options["env"]))
+    really = installer.subprocess.run
+    monkeypatch.setattr(
+        installer.subprocess, "run", lambda command, **o: found.append(o["env"]) or really(command, **o)
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "somewhere else"))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://example.org")
+    monkeypatch.setenv("KVCOURSE_MODELS", str(tmp_path / "models"))
+    assert installer.main([str(tmp_path / "mine")]) == 0
+    assert len(found) == 2
+    for env in found:
+        own = {name: value for name, value in env.items() if name.startswith(("PIP_", "PYTHON"))}
+        assert own == {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PYTHONUTF8": "1"}
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from kvcourse.workshop import slides
 
 ROOT = Path(__file__).parent.parent
 NAMES = [path.stem for path in sorted((ROOT / "notebooks" / "src").glob("*.py"))]
+BEGINS = ("slide", "subslide")
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
@@ -83,6 +84,52 @@ def test_one_of_everything(course, capsys):
     assert [note.text.strip() for note in page.select("aside.notes")] == ["Hint 1twice"]
 
 
+def on_slides(learner, worked=None) -> list[list[tuple[str, int]]]:
+    """Code, and number of outputs, of each cell on each slide."""
+    made, worked = [], worked or learner
+    for each in slides.paged(slides.parts(learner, worked)):
+        if each.metadata.slideshow.slide_type in BEGINS:
+            made.append([])
+        made[-1].append((each.source, len(each.outputs) if each.cell_type == "code" else 0))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("above", "code", "printed", "wanted"),
+    [
+        (10, 5, 5, [["title", "above", "code and output"]]),
+        (20, 7, 10, [["title", "above"], ["code and output"]]),  # below the text there is room for the code alone
+        (1, 10, 20, [["title", "above"], ["code and output"]]),  # these two fill it
+        (1, 20, 20, [["title", "above", "code"], ["output"]]),  # more than a slide holds
+    ],
+)
+def test_code_stands_with_its_output_where_a_slide_has_room(above, code, printed, wanted):
+    """In lines of 31; a title takes one, a cell of code one more than it has."""
+    above, code = "y = 2\n" * above, "x = 1\n" * code
+    said = nbformat.v4.new_output("stream", text="1\n" * printed)
+    names = {("## A", 0): "title", (above, 0): "above", (code, 1): "code and output", (code, 0): "code"}
+    cells = [cell(0, "markdown", "## A"), cell(1, "code", above), cell(2, "code", code, [said])]
+    names[("", 1)] = "output"
+    assert [[names[each] for each in page] for page in on_slides(cells)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("code", "plots"),
+    [
+        ('kv.plots.show(figure, alt="A line.")', True),
+        ('alt = (\n    "A "\n    "line."\n)\nfigure = f(x)\nkv.plots.show(figure, alt=alt)', True),
+        ("times = measured()\nkv.plots.show(f(times))", False),
+        ("kv.plots.show(f(times))\nprint(times)", False),
+        ("%matplotlib inline", False),
+    ],
+)
+def test_a_figure_needs_no_code_that_only_shows_it(code, plots):
+    figure = nbformat.v4.new_output("display_data", {"image/png": PNG})
+    title = cell(0, "markdown", "## A")
+    assert on_slides([title, cell(1, "code", code, [figure])]) == [[("## A", 0), ("" if plots else code, 1)]]
+    assert on_slides([title, cell(1, "code", code)]) == [[("## A", 0), (code, 0)]]  # nothing else would be left
+
+
 def test_what_opens_needs_no_network(course):
     slides.slides(course, course / "out")
     html = (course / "out" / "01_one.slides.html").read_text(encoding="utf-8")
@@ -120,8 +167,9 @@ def test_no_worked_notebooks_and_unknown_names(course, capsys):
     assert kvcourse(["workshop", "slides", "07"]) == 1
     assert "there is no notebook '07'" in capsys.readouterr().err
     (course / "notebooks" / "solutions" / "01_one.ipynb").unlink()
-    assert kvcourse(["workshop", "slides"]) == 1
-    assert "slides are made where the course is written" in capsys.readouterr().err
+    for names in ([], ["01"]):
+        assert kvcourse(["workshop", "slides", *names]) == 1
+        assert "slides are made where the course is written" in capsys.readouterr().err
 
 
 # --- the course's own notebooks -------------------------------------------------------------------------------
@@ -143,6 +191,12 @@ def test_sections_figures_and_exercises_of_each_notebook(name):
         if "image/png" in out.get("data", {})
     ]
     assert len(images) >= 5 and all(out.metadata["image/png"]["alt"] for out in images)
+    begun = [number for number, each in enumerate(deck.cells) if each.metadata.slideshow.slide_type in BEGINS]
+    for number in begun:
+        code, said = deck.cells[number - 1], deck.cells[number]
+        if "tags" in said.metadata and code.cell_type == "code" and not code.outputs and said.outputs:
+            lines = slides.lines_of(code) + sum(map(slides.output_lines, said.outputs))
+            assert lines > slides.LINES, code.source  # else code and output belong on one slide
     shown = " ".join(" ".join(each.source.split()) for each in deck.cells)
     for each in read_cells(ROOT / "notebooks" / "src" / f"{name}.py"):
         for block in solution_blocks(each.source) if each.cell_type == "code" else []:

@@ -21,6 +21,8 @@ def main(arguments) -> int:
     course = course_folder()
     if arguments.check and arguments.no_execute:
         raise ValueError("--check builds nothing, so --no-execute has no meaning with it: give one of them")
+    if not (course / "notebooks" / "src").is_dir():  # a learner's copy
+        raise FileNotFoundError(f"no sources in {course}: notebooks are built and checked where the course is written")
     if not arguments.check:
         for path in build(course, arguments.names, run=not arguments.no_execute, force=arguments.force):
             print(path.relative_to(course))

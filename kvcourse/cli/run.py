@@ -15,6 +15,7 @@ def add_arguments(parser) -> None:
 
 
 def main(arguments) -> int:
+    from kvcourse.model_folder import usable
     from kvcourse.notebooks.build import lesson_paths, pick, read, write
     from kvcourse.notebooks.execute import execute, scratch_results
     from kvcourse.paths import course_folder
@@ -25,7 +26,7 @@ def main(arguments) -> int:
         raise FileNotFoundError(f"no notebooks in {folder}: run `kvcourse notebooks` to build them")
     if arguments.timeout is not None and arguments.timeout <= 0:
         raise ValueError(f"--timeout must be above 0 seconds, not {arguments.timeout}")
-    output = arguments.output
+    output = arguments.output and arguments.output.expanduser()
     if output and output.resolve() in [path.parent.resolve() for path in paths]:
         raise ValueError(f"--output {output} would replace the notebooks themselves: name another folder")
     if arguments.record:
@@ -34,6 +35,8 @@ def main(arguments) -> int:
         require_recordable()
 
     notebooks = [read(path, as_version=4) for path in paths]
+    if output:
+        usable(output, "executed notebooks are saved")
     done = []
     with scratch_results() as env:
         for path, notebook in zip(paths, notebooks, strict=True):

@@ -104,18 +104,22 @@ def hand_in(arguments, course: None) -> int:
 
 
 def collect(arguments, course: None) -> int:
+    from kvcourse.model_folder import usable
     from kvcourse.workshop import collect as room
 
     found = room.collect(arguments.folder)
+    output = arguments.output and usable(arguments.output, "tables and pictures are saved")
     if found.seats:
         print(room.seats_table(found.seats), end="\n\n")
     if found.learners:
         print(room.progress_table(found.learners, arguments.notebook), end="\n\n")
         print(room.guesses_table(found.learners, arguments.notebook))
-    if arguments.output:
+    if output:
         print()
-        for path in room.save(found, arguments.output, arguments.notebook):
+        for path in room.save(found, output, arguments.notebook):
             print(path)
+    for sentence in room.doubles(found.learners):
+        print(f"look: {sentence}")
     for reason in found.refused:
         print(f"not read: {reason}")
     return int(bool(found.refused))

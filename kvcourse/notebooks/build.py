@@ -1,11 +1,11 @@
 """Write the two notebooks of each source, and tell when they are no longer what the source gives."""
 
-import os
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
 
+from kvcourse.model_folder import write_whole
 from kvcourse.notebooks.execute import execute, scratch_results
 from kvcourse.notebooks.pages import PAGES, read_pages
 from kvcourse.notebooks.source import METADATA, Notebooks, metadata_for, read_notebooks, read_project, tags, where
@@ -111,12 +111,7 @@ def clean_outputs(name: str, notebook: NotebookNode) -> None:
 def write(notebook: NotebookNode, path: Path) -> Path:
     """Replace `path` in one step, so that nobody ever sees half a notebook."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        half.write_text(nbformat.writes(notebook, indent=1) + "\n", encoding="utf-8", newline="\n")
-        half.replace(path)
-    finally:
-        half.unlink(missing_ok=True)
+    write_whole(path, (nbformat.writes(notebook, indent=1) + "\n").encode())
     return path
 
 

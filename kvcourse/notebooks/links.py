@@ -8,11 +8,14 @@ from nbformat import NotebookNode
 
 from kvcourse.notebooks.terms import Term
 
-# Inside a paragraph: code, formulas, links and images, tags, addresses.
+# Inside a paragraph: code, formulas, links and code as HTML, tags, addresses, named characters.
 PROTECTED = re.compile(
-    r"(`+).+?\1|\$\$.+?\$\$|\$[^$\n]+\$|!?\[(?:[^\[\]]|!?\[[^\]]*\](?:\([^)]*\))?)*\]\([^)]*\)|<[^>]+>|https?://\S+",
-    re.DOTALL,
+    r"(`+).+?\1|\$\$.+?\$\$|\$[^$\n]+\$|<(a|code)\b[^>]*>.*?</\2\s*>|<[^>]+>|(?:https?://|www\.)\S+|&\w+;",
+    re.DOTALL | re.IGNORECASE,
 )
+# How a link to this address is rendered; the address of the glossary would do as well, but may be rendered escaped.
+PROBE, RENDERED = "#x", re.compile(r'<a href="#x">(.*?)</a>', re.DOTALL)
+LINE_END = re.compile(r"\r\n?|\n")  # what ends a line for markdown-it, and nothing else does
 _markdown = MarkdownIt("commonmark").enable("table")
 
 
@@ -41,18 +44,25 @@ def _linked(text: str, words: "Words", left: set[str], page: str) -> str:
     pieces, done = [], 0
     for start, stop in _free(text):
         for first, last, term in words.found(text, start, stop):
-            if term.name in left:
+            if term.name in left and _may_be_link(text, first, last):
                 left.remove(term.name)
                 pieces += [text[done:first], f"[{text[first:last]}]({page}#cell-id={term.anchor})"]
                 done = last
     return "".join([*pieces, text[done:]])
 
 
+def _may_be_link(text: str, first: int, last: int) -> bool:
+    """Whether a link on these characters of `text` adds a link and changes nothing else: not so within a link, an
+    image, or code, however they are written."""
+    linked = _markdown.render(f"{text[:first]}[{text[first:last]}]({PROBE}){text[last:]}")
+    without, links = RENDERED.subn(r"\1", linked)
+    before, earlier = RENDERED.subn(r"\1", _markdown.render(text))
+    return without == before and links == earlier + 1
+
+
 def _free(text: str) -> list[tuple[int, int]]:
     """The stretches of `text` that are plain words of a paragraph."""
-    starts = [0]
-    for line in text.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+    starts = [0, *(end.end() for end in LINE_END.finditer(text)), len(text)]
     tokens = _markdown.parse(text)
     stretches = []
     for before, token in zip(tokens, tokens[1:], strict=False):

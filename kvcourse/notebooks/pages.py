@@ -69,6 +69,9 @@ def glossary_entry(term: Term, lessons: dict[str, str]) -> str:
     lesson = lessons.get(term.notebook)
     if lesson is None:
         raise ValueError(f"The glossary says that notebook {term.notebook} introduces {term.name!r}; there is none.")
+    for number in term.skip:
+        if number not in lessons:
+            raise ValueError(f"The glossary skips {term.name!r} in notebook {number}; there is none.")
     more = [f"Notebook [{term.notebook}]({lesson}.ipynb)"]
     if term.see:
         more.append("see also " + ", ".join(f"[{name}](#{name.replace(' ', '-')})" for name in term.see))

@@ -9,7 +9,6 @@ from pathlib import Path
 from kvcourse.paths import data_folder
 
 LANGUAGES = {"en": "English", "fr": "français", "it": "italiano"}
-FIELDS = {*LANGUAGES, "text", "notebook", "see", "source", "forms", "everyday", "skip"}
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,14 @@ class Term:
 def read_terms(path: Path) -> list[Term]:
     """The entries of a glossary, by English name. Raises `ValueError` naming the entry that is wrong."""
     entries = read_toml(path).get("term", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError(f"{path}: term must be a list of tables, each begun by [[term]], not {str(entries)[:60]}")
     terms = sorted((_term(entry, path) for entry in entries), key=lambda term: term.name.lower())
+    anchors = [term.anchor for term in terms]
+    if len(set(anchors)) < len(anchors):
+        twice = [term.name for term in terms if anchors.count(term.anchor) > 1]
+        raise ValueError(f"{path} has an English name twice (a blank and a hyphen are one to links): {twice}")
     names = {term.name for term in terms}
-    if len(names) < len(terms):
-        raise ValueError(f"{path} has an English name twice: {[term.name for term in terms]}")
     for term in terms:
         unknown = [name for name in term.see if name not in names or name == term.name]
         if unknown:
@@ -57,14 +60,44 @@ def read_toml(path: Path) -> dict:
         raise ValueError(f"{path} is damaged: {error}") from None
 
 
+def _is_text(value) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _are_texts(value) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, str) and bool(re.fullmatch(r"\d\d", value))
+
+
+# What a field must be, and how that is said.
+FIELDS = {
+    **dict.fromkeys((*LANGUAGES, "see", "forms"), (_are_texts, "a list of texts that are not blank")),
+    "text": (
+        lambda value: isinstance(value, dict) and set(value) <= set(LANGUAGES) and _are_texts([*value.values()]),
+        f"a text that is not blank in {', '.join(LANGUAGES)}, and in no other language",
+    ),
+    "notebook": (_is_number, "the number of the notebook that introduces it, such as '02'"),
+    "source": (_is_text, "a key of the bibliography"),
+    "everyday": (lambda value: isinstance(value, bool), "true or false"),
+    "skip": (lambda value: isinstance(value, list) and all(map(_is_number, value)), "a list of numbers like '02'"),
+}
+
+
 def _term(entry: dict, path: Path) -> Term:
     what = f"{path}: the entry {entry.get('en', entry)!r}"
-    if set(entry) - FIELDS:
-        raise ValueError(f"{what} has unknown fields {sorted(set(entry) - FIELDS)}; it may have {sorted(FIELDS)}")
+    if set(entry) - set(FIELDS):
+        raise ValueError(f"{what} has unknown fields {sorted(set(entry) - set(FIELDS))}; it may have {sorted(FIELDS)}")
+    for field, value in entry.items():
+        fits, wanted = FIELDS[field]
+        if not fits(value):
+            raise ValueError(f"{what} has {field} = {value!r}, which must be {wanted}")
     for language in LANGUAGES:
-        if not entry.get(language) or not entry.get("text", {}).get(language, "").strip():
+        if not entry.get(language) or language not in entry.get("text", {}):
             raise ValueError(f"{what} must have a name and a text in {', '.join(LANGUAGES)}, but lacks {language!r}")
-    if not re.fullmatch(r"\d\d", entry.get("notebook", "")):
+    if "notebook" not in entry:
         raise ValueError(f"{what} must name the notebook that introduces it by its number, such as '02'")
     return Term(
         names={language: tuple(entry[language]) for language in LANGUAGES},

@@ -9,6 +9,7 @@ from kvcourse.plots.base import COLORS, drawing, new_figure, plain_number
 
 ROWS = (("measured", "measured"), ("guess", "guessed"))  # part of an entry and its label, from below
 COLUMNS = 2
+AS_WRITTEN = {"parse_math": False}  # a learner's "$" begins no formula
 
 
 @drawing
@@ -26,7 +27,7 @@ def guesses_of_room(questions: dict[str, list[Entry]]):
     for ax, (key, entries) in zip(axes.flat, questions.items(), strict=False):
         answers = {part: [value for e in entries if (value := getattr(e, part)) is not None] for part, _ in ROWS}
         question = next((entry.question for entry in entries if entry.question), key)
-        ax.set_title(textwrap.fill(question, 62), fontsize=12)
+        ax.set_title(textwrap.fill(textwrap.shorten(question, 200, placeholder="..."), 62), fontsize=12, **AS_WRITTEN)
         if any(isinstance(value, str) for values in answers.values() for value in values):
             _words(ax, {part: list(map(str, values)) for part, values in answers.items()})
         else:
@@ -55,10 +56,9 @@ def _numbers(ax, answers: dict[str, list[float]], unit: str) -> None:
         middle = median(answers["measured"])
         ax.axvline(middle, color=COLORS["measured"], linewidth=1.2)
         text = f"{format_number(middle)} {unit}".strip()
-        ax.annotate(
-            text, (middle, 1), (5, -4), xycoords=("data", "axes fraction"), textcoords="offset points", va="top"
-        )
-    ax.set_xlabel(unit)
+        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top"}
+        ax.annotate(text, (middle, 1), (5, -4), **place, **AS_WRITTEN)
+    ax.set_xlabel(unit, **AS_WRITTEN)
     _label_rows(ax, answers)
 
 
@@ -72,7 +72,8 @@ def _words(ax, answers: dict[str, list[str]]) -> None:
                 ax.bar(x, 0.6 * count / most, bottom=y - 0.3, width=0.6, color=COLORS[part])
                 top = (x, y - 0.3 + 0.6 * count / most)
                 ax.annotate(str(count), top, (0, 2), textcoords="offset points", ha="center", va="bottom")
-    ax.set_xticks(range(len(choices)), [textwrap.shorten(choice, 28, placeholder="...") for choice in choices])
+    labels = [textwrap.shorten(choice, 28, placeholder="...") for choice in choices]
+    ax.set_xticks(range(len(choices)), labels, **AS_WRITTEN)
     ax.set_xlim(-0.6, len(choices) - 0.4)
     ax.grid(axis="x", visible=False)
     _label_rows(ax, answers)

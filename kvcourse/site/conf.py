@@ -7,6 +7,7 @@ suppress_warnings = ["myst.header"]  # a heading may skip a level
 
 nb_execution_mode = "off"
 nb_render_markdown_format = "myst"
+nb_code_prompt_show, nb_code_prompt_hide = "Show a solution", "Hide the solution"  # nothing else is folded
 myst_enable_extensions = ["dollarmath"]
 myst_dmath_allow_space = myst_dmath_allow_digits = False  # "$2 and $3" are prices
 myst_disable_syntax = ["myst_line_comment", "myst_block_break", "myst_target", "myst_role"]  # not Jupyter's

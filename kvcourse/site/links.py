@@ -29,6 +29,13 @@ def address(link: str, page: Page, site: Site) -> str:
 
 
 def anchors(heading: str) -> list[str]:
-    """The names that links give a heading: GitHub's ("kv-cache") and JupyterLab's ("KV-cache")."""
-    words = heading.strip()
-    return [re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-"), words.replace(" ", "-")]
+    """The names that links give a heading: GitHub's ("kv-cache"), for pages, and JupyterLab's ("KV-cache")."""
+    return [github_anchor(heading), jupyterlab_anchor(heading)]
+
+
+def github_anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def jupyterlab_anchor(heading: str) -> str:
+    return heading.strip().replace(" ", "-")

@@ -8,10 +8,12 @@ import nbformat
 from nbformat import NotebookNode
 
 from kvcourse.notebooks.build import has_been_run, pick, read
-from kvcourse.notebooks.source import read_project, read_text, where
+from kvcourse.notebooks.source import read_project, read_text, solution_blocks, tags, where
 
 FIGURE = "image/png"
 LESSONS = "Lessons"
+KIT = "For instructors"
+NO_SEARCH = "---\nnosearch: true\n---\n\n"  # Sphinx: learners search for the lesson, not for how it is taught
 WORDS = {"glossary": "notebooks/glossary.ipynb", "bibliography": "notebooks/bibliography.ipynb"}
 PACKAGE = {"package": "kvcourse/README.md", "data": "data/README.md"}
 
@@ -43,7 +45,7 @@ def find_site(course: Path, names=()) -> Site:
     if empty or not lessons:
         raise ValueError(f"No outputs to show of {', '.join(empty) or 'any notebook'}: run `kvcourse notebooks` first.")
     shown = {f"notebooks/{path.stem}": f"notebooks/solutions/{path.name}" for path in lessons}
-    sections = {LESSONS: shown, "Words and sources": WORDS, "For instructors": _kit(course), "The package": PACKAGE}
+    sections = {LESSONS: shown, "Words and sources": WORDS, KIT: _kit(course), "The package": PACKAGE}
     pages = [Page(*page, section) for section, files in sections.items() for page in files.items()]
     there = [page for page in pages if (course / page.source).is_file()]
     return Site(course, read_project(course).repository, [Page("index", "README.md", ""), *there])
@@ -66,6 +68,8 @@ def write_sources(site: Site, folder: Path) -> None:
             nbformat.write(_notebook(site, page, read(source, 4)), target)
         elif page.name == "index":
             target.write_text(f"{read_text(source)}\n{_contents(site)}", encoding="utf-8")
+        elif page.section == KIT:
+            target.write_text(f"{NO_SEARCH}{read_text(source)}", encoding="utf-8")
         else:
             shutil.copyfile(source, target)
 
@@ -81,7 +85,7 @@ def _contents(site: Site) -> str:
 
 
 def _notebook(site: Site, page: Page, notebook: NotebookNode) -> NotebookNode:
-    """The notebook with its figures described and, in a lesson, the way to the learner's one."""
+    """The notebook with its figures described and, in a lesson, solutions folded and the way to the learner's one."""
     for number, cell in enumerate(notebook.cells, 1):
         figures = [output for output in cell.get("outputs", []) if FIGURE in output.get("data", {})]
         texts = {figure.metadata.get(FIGURE, {}).get("alt", "") for figure in figures}
@@ -91,10 +95,14 @@ def _notebook(site: Site, page: Page, notebook: NotebookNode) -> NotebookNode:
             )
         if texts:  # MyST-NB reads it from the cell
             cell.metadata["mystnb"] = {"image": {"alt": texts.pop()}}
+        if cell.cell_type == "code" and solution_blocks(cell.source):
+            cell.metadata["tags"] = [*tags(cell), "hide-input"]
     if page.section == LESSONS:
         learner = f"{site.repository}/blob/main/{page.name}.ipynb"
-        notebook.cells[0].source += (
-            "\n\nThis is the worked notebook, with the outputs of one run. "
+        first = notebook.cells[0]
+        first.source = first.source.replace(f"/{page.source})", f"/{page.name}.ipynb)")  # the badge: open to work in
+        first.source += (
+            "\n\nThis is the worked notebook, with the outputs of one run; solutions are folded. "
             f"In the [learner's notebook]({learner}) guesses and exercises are left to you."
         )
     return notebook

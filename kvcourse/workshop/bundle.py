@@ -1,14 +1,18 @@
 """The course on a stick: everything to install it from, on computers without a network."""
 
 import json
-import os
+import re
 import shutil
+import tomllib
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from kvcourse import __version__
-from kvcourse.model_folder import as_text, write_whole
+from kvcourse.model_folder import as_text, place, write_whole
+from kvcourse.notebooks.source import read_text
 from kvcourse.weights.fetch import fetch
 from kvcourse.weights.shipped import sha256
 from kvcourse.workshop.learner_copy import copy, require_empty
@@ -34,8 +38,10 @@ def bundle(
 
     A folder that was begun before is gone on with, and another kind of seat added to it: wheels that are there are not
     downloaded again, whole files never replaced by half ones. Raises `ValueError` for a folder that holds something
-    else, `RuntimeError` when something cannot be had; then the stick stays incomplete, and says so when used.
+    else, and for an extra that the course does not have; `RuntimeError` when something cannot be had: then the stick
+    stays incomplete, and says so when used.
     """
+    require_extras(course, extras)
     seats = begin(folder)
     course = course.resolve()
     (folder / SUMS).unlink(missing_ok=True)
@@ -57,15 +63,24 @@ def bundle(
     return sizes(folder)
 
 
+def require_extras(course: Path, extras: Iterable[str]) -> None:
+    """Raise `ValueError` for an extra that the course does not provide: it would add no wheel, in silence."""
+    provided = tomllib.loads(read_text(course / "pyproject.toml")).get("project", {}).get("optional-dependencies", {})
+    for extra in extras:
+        if canonicalize_name(extra) not in map(canonicalize_name, provided):
+            allowed = ", ".join(sorted(provided)) or "none"
+            raise ValueError(f"--extra {extra} is none of the extras that kvcourse has: {allowed}.")
+
+
 def begin(folder: Path) -> dict[str, dict]:
     """The seats that a stick already has wheels for, `{name: contents}`; those of another version of the course do not
-    count. Raises `ValueError` when the folder holds anything but a stick."""
+    count. Raises `ValueError` when the folder holds anything but a stick, or a stick whose contents cannot be read."""
     contents = folder / CONTENTS
     if contents.is_file():
-        known = json.loads(contents.read_text(encoding="utf-8"))
-        if known.get("kvcourse") == __version__:
-            return known["seats"]
-        print(f"this stick has kvcourse {known.get('kvcourse')}: it is made anew with {__version__}")
+        version, seats = read_contents(contents)
+        if version == __version__:
+            return seats
+        print(f"this stick has kvcourse {version}: it is made anew with {__version__}")
     else:
         require_empty(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,20 +88,31 @@ def begin(folder: Path) -> dict[str, dict]:
     return {}
 
 
+def read_contents(path: Path) -> tuple[str, dict[str, dict]]:
+    """The version of the course on a stick, and its seats; none of another version, which may have kept them otherwise.
+    Raises `ValueError` naming the file when it is damaged."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        version = known["kvcourse"]
+        seats = known["seats"] if version == __version__ else {}
+        for name, seat in seats.items():
+            if not re.fullmatch(r".+-\d+\.\d+", name) or not isinstance(seat["bytes"], int):
+                raise ValueError(f"{name!r} is no kind of seat, or has no size")
+            if not all(isinstance(wheel, str) for wheel in seat["wheels"]):
+                raise ValueError(f"the wheels of {name} have no names")
+        return version, seats
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        said = f"{path} is damaged ({error}): the stick cannot be gone on with"
+        raise ValueError(f"{said}. Empty {path.parent}, or give another folder.") from None
+
+
 def place_model(folder: Path) -> None:
     """The chat model, fetched if it is not on this computer, its sum verified."""
     source = fetch(MODEL)
     folder.mkdir(exist_ok=True)
-    for left in folder.glob(".*"):  # a program that was killed has left it
-        left.unlink()
     target = folder / source.name
     if not target.is_file() or sha256(target) != sha256(source):
-        half = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            shutil.copyfile(source, half)
-            half.replace(target)
-        finally:
-            half.unlink(missing_ok=True)
+        place({source.name: lambda path: shutil.copyfile(source, path)}, folder)
 
 
 def finish(folder: Path, seats: dict[str, dict]) -> None:
@@ -116,12 +142,14 @@ def finish(folder: Path, seats: dict[str, dict]) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / SUMS)
+    """What belongs to the stick: all but the sums, and what a system (`._` files of a Mac) or a killed program left."""
+    inside = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / SUMS]
+    return [path for path in inside if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def sizes(folder: Path) -> dict[str, int]:
     """Bytes of each part of the stick."""
-    return {path.name: size(path) for path in sorted(folder.iterdir())}
+    return {path.name: size(path) for path in sorted(folder.iterdir()) if not path.name.startswith(".")}
 
 
 def size(path: Path) -> int:

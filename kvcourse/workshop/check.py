@@ -58,12 +58,17 @@ def as_json(lines: list[Line]) -> dict:
 
 
 def notebooks(course: Path) -> Line:
-    """Whether nobody has worked in the learner's notebooks: somebody else's answers spoil the exercises."""
+    """Whether nobody has worked in the learner's notebooks: somebody else's answers spoil the exercises. From outside
+    the learner's folder it is the package's own that is found, which says nothing of theirs."""
     paths = learner_notebooks(course)
+    if not Path.cwd().is_relative_to(course.resolve()):
+        text = f"looked at {course / 'notebooks'}: for the learner's own, go to the learner's folder and check again"
+        return Line("look", "notebooks", text)
     worked_in = [path.stem for path in paths if has_been_run(path)]
     if not worked_in:
         return Line("ok", "notebooks", f"{len(paths)} in {course / 'notebooks'}, none worked in")
-    text = f"somebody has worked in {', '.join(worked_in)}: lay down a fresh copy, unless it is this learner"
+    where = f"{', '.join(worked_in)} of {course / 'notebooks'}"
+    text = f"somebody has worked in {where}: lay down a fresh copy, unless it is this learner"
     return Line("look", "notebooks", text)
 
 

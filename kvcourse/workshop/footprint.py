@@ -6,6 +6,7 @@ many needs something between their sums, nearer to the private one.
 """
 
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -24,6 +25,9 @@ from kvcourse.notebooks.execute import scratch_results
 from kvcourse.workshop.check import run
 
 PATIENCE = 120  # seconds for JupyterLab to start
+RUNTIME = "JUPYTER_RUNTIME_DIR"  # where a server notes its address, and files of its kernels
+PLACES = (RUNTIME, "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR")
+PLACES += ("IPYTHONDIR",)
 SETTLE = 3  # seconds of doing nothing before the server is measured
 
 
@@ -51,14 +55,17 @@ def footprint(path: Path) -> Footprint:
     """Run the notebook at `path` in the kernel of a JupyterLab started for it. Raises `RuntimeError` when that does not
     start."""
     cells = [cell.source for cell in read(path, as_version=4).cells if cell.cell_type == "code"]
-    with jupyterlab(path.parent) as (process, call, runtime):
+    token = secrets.token_hex(16)
+    with (
+        scratch_results() as env,
+        tempfile.TemporaryDirectory(prefix="kvcourse-lab-", ignore_cleanup_errors=True) as scratch,
+        jupyterlab(path.parent, Path(scratch), token, **env) as (process, address),
+    ):
         time.sleep(SETTLE)
         with Watch(process.pid) as idle:
             time.sleep(1)
-        kernel = call("/api/sessions", {"path": path.name, "name": path.name, "type": "notebook", "kernel": {}})[
-            "kernel"
-        ]
-        with connected(kernel["id"], runtime) as client, Watch(process.pid) as watch:
+        kernel = open_session(address, token, path.name)
+        with connected(kernel, Path(scratch, RUNTIME.lower())) as client, Watch(process.pid) as watch:
             begun, error = time.perf_counter(), None
             for cell in cells:
                 _, error = run(client, cell, patience=3600)
@@ -69,28 +76,27 @@ def footprint(path: Path) -> Footprint:
 
 
 @contextmanager
-def jupyterlab(folder: Path):
-    """A JupyterLab on `folder`: its process, a function that calls its interface, and where it notes its kernels."""
-    token = secrets.token_hex(16)
-    with scratch_results() as env, tempfile.TemporaryDirectory(prefix="kvcourse-lab-") as scratch:
-        runtime = Path(scratch, "runtime")
-        own = {"JUPYTER_RUNTIME_DIR": str(runtime), "JUPYTER_CONFIG_DIR": str(Path(scratch, "config"))}
-        command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--ServerApp.root_dir={folder}"]
-        command += [f"--IdentityProvider.token={token}", "--ServerApp.port_retries=50"]
-        process = subprocess.Popen(command, env=env | own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def jupyterlab(folder: Path, scratch: Path, token: str, **variables: str):
+    """A JupyterLab on `folder`, its process and its address; `token` opens it. All that it keeps goes to `scratch`;
+    `variables` are added to the environment that its kernels inherit. Raises `RuntimeError` when it does not start."""
+    environment = os.environ | variables | {place: str(scratch / place.lower()) for place in PLACES}
+    options = {
+        "ServerApp.ip": "127.0.0.1",
+        "ServerApp.port": 0,
+        "ServerApp.root_dir": folder,
+        "IdentityProvider.token": token,
+    }
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    with open(scratch / "jupyterlab.log", "w") as said:
+        process = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
         try:
-            address = _address(process, runtime)
-
-            def call(path, body):
-                request = Request(address + path, json.dumps(body).encode(), {"Authorization": f"token {token}"})
-                with urlopen(request, timeout=PATIENCE) as reply:
-                    return json.load(reply)
-
-            yield process, call, runtime
+            yield process, _address(process, scratch / RUNTIME.lower())
         finally:
-            for child in [*psutil.Process(process.pid).children(recursive=True), process]:
-                with suppress(psutil.NoSuchProcess):
-                    child.terminate()
+            with suppress(psutil.NoSuchProcess):
+                for child in [*psutil.Process(process.pid).children(recursive=True), process]:
+                    with suppress(psutil.NoSuchProcess):
+                        child.terminate()
             process.wait()
 
 
@@ -100,9 +106,17 @@ def _address(process: subprocess.Popen, runtime: Path) -> str:
     while time.monotonic() < end and process.poll() is None:
         for path in runtime.glob("jpserver-*.json"):
             with suppress(ValueError):  # half written
-                return json.loads(path.read_text())["url"].rstrip("/").replace("localhost", "127.0.0.1")
+                return json.loads(path.read_text(encoding="utf-8"))["url"].rstrip("/").replace("localhost", "127.0.0.1")
         time.sleep(0.1)
     raise RuntimeError("JupyterLab did not start: run `kvcourse lab --no-browser` to see why.")
+
+
+def open_session(address: str, token: str, notebook: str) -> str:
+    """Start a kernel for a notebook, as JupyterLab does when it opens one; return its id."""
+    body = {"path": notebook, "name": notebook, "type": "notebook", "kernel": {}}
+    request = Request(f"{address}/api/sessions", json.dumps(body).encode(), {"Authorization": f"token {token}"})
+    with urlopen(request, timeout=PATIENCE) as reply:
+        return json.load(reply)["kernel"]["id"]
 
 
 @contextmanager

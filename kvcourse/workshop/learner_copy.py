@@ -5,14 +5,17 @@ for those finds them; they are not in the notebooks.
 """
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from kvcourse.notebooks.build import has_been_run, lesson_paths
+from kvcourse.notebooks.source import read_text
 
 FILES = ("README.md", "LICENSE", "pyproject.toml", "constraints.txt", "environment.yml", "notebooks/*.ipynb")
-FOLDERS = ("kvcourse", "data", "binder", ".binder")
+FOLDERS = ("kvcourse", "data")
+LOCAL_LINK = re.compile(r"(?<!!)\[(?P<words>[^\[\]]*)\]\((?!\w+:)(?P<path>[^)#]*)[^)]*\)")
 LITTER = ("__pycache__", ".*", "*.pyc", "*.egg-info")
 
 
@@ -22,8 +25,9 @@ def copy(course: Path, folder: Path) -> Path:
     Raises `ValueError` for another folder, and when somebody has worked in the notebooks that would be copied.
     """
     require_empty(folder)
-    if folder.resolve().is_relative_to((course / "kvcourse").resolve()):
-        raise ValueError(f"{folder} lies in the package that is to be copied: give a folder outside of it.")
+    for name in FOLDERS:
+        if folder.resolve().is_relative_to((course / name).resolve()):
+            raise ValueError(f"{folder} lies in the folder {name}, which is copied itself: give one outside of it.")
     worked_in = [path.stem for path in learner_notebooks(course) if has_been_run(path)]
     if worked_in:
         raise ValueError(
@@ -36,6 +40,7 @@ def copy(course: Path, folder: Path) -> Path:
             target = half / path.relative_to(course)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
+        without_dead_links(half / "README.md")
         if folder.is_dir():
             folder.rmdir()  # empty; and a folder is not renamed over another everywhere
         half.rename(folder)
@@ -44,10 +49,24 @@ def copy(course: Path, folder: Path) -> Path:
     return folder
 
 
+def without_dead_links(page: Path) -> None:
+    """Leave of each link in a Markdown page that leads to nothing beside it only the words."""
+    if not page.is_file():
+        return
+
+    def kept(link: re.Match) -> str:
+        return link[0] if (page.parent / link["path"]).exists() else link["words"]
+
+    page.write_text(LOCAL_LINK.sub(kept, read_text(page)), encoding="utf-8", newline="\n")
+
+
 def require_empty(folder: Path) -> None:
     """Raise `ValueError` unless `folder` is an empty folder, or nothing yet in a place where one can be made."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ValueError(f"{folder} is no folder: give the name of a new one.")
+    for above in folder.parents:
+        if above.exists() and not above.is_dir():
+            raise ValueError(f"{folder} cannot be made, since {above} is no folder: give another name.")
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: give the name of a new folder.")
 
@@ -69,5 +88,4 @@ def learner_files(course: Path) -> Iterator[Path]:
 
 
 def _litter(path: Path, course: Path) -> bool:
-    inside = Path(*path.relative_to(course).parts[1:])  # the top folder is named in FOLDERS, dot or not
-    return any(Path(part).match(pattern) for part in inside.parts for pattern in LITTER)
+    return any(Path(part).match(pattern) for part in path.relative_to(course).parts for pattern in LITTER)

@@ -10,7 +10,6 @@ also stands for an instructor who tells what the text says.
 """
 
 import json
-import os
 import platform
 import re
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 from nbformat import NotebookNode
 
+from kvcourse.model_folder import write_whole
 from kvcourse.notebooks.build import pick, source_paths
 from kvcourse.notebooks.exercises import read_exercises
 from kvcourse.notebooks.source import read_cells, read_notebooks, read_project, read_text
@@ -102,7 +102,9 @@ def record(course: Path, names=()) -> Path:
                 "peak_gb": round(done.peak_bytes / 1e9, 2),
                 "seconds": seconds,
             }
-    path = _write(course / RECORD, json.dumps(dict(sorted(recorded.items())), indent=1) + "\n")
+    path = course / RECORD
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, (json.dumps(dict(sorted(recorded.items())), indent=1) + "\n").encode())
     for pages in (hub, quotes, routes):
         pages.update(course)
     return path
@@ -169,10 +171,3 @@ def read_record(course: Path) -> dict[str, dict]:
         return json.loads(read_text(path)) if path.is_file() else {}
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}): `kvcourse workshop minutes --record` writes it anew") from None
-
-
-def _write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    half.write_text(text, encoding="utf-8", newline="\n")
-    return half.replace(path)

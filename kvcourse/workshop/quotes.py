@@ -1,7 +1,8 @@
 """Numbers that the instructor's pages quote from the worked notebooks, kept equal to what stands there.
 
-A quote is a number followed by the key of what was measured: `14.4 times (`00.first_over_later`)`. What was measured is
-read from the stored outputs of the worked notebooks, where `results.measure` has printed it.
+A quote is a number followed by the key of what was measured: `14.4 times (`00.first_over_later`)`, or by that of its
+bound: `22 tokens (`03.compute_bound_from:bound`)`. Both are read from the stored outputs of the worked notebooks, where
+`results.measure` has printed them.
 """
 
 import re
@@ -9,24 +10,33 @@ from pathlib import Path
 
 import nbformat
 
+from kvcourse.entry import PRINTED
+from kvcourse.model_folder import write_whole
 from kvcourse.notebooks.build import built_paths, source_paths
 from kvcourse.notebooks.source import read_text
 
 FOLDER = Path("notebooks", "instructor")
-PRINTED = re.compile(r"^(\d\d\.\w+) .*\| measured ([\d.,]+(?:e[+-]?\d+)?)", re.MULTILINE)
-KEY = re.compile(r"`(\d\d\.\w+)`")
-QUOTE = re.compile(r"([\d.,]*\d(?:e[+-]?\d+)?)(?=[^\d`]{0,60}`(\d\d\.\w+)`)")
+NUMBER = re.compile(r"[\d.,]+(?:e[+-]?\d+)?")
+BOUND = re.compile(PRINTED.pattern.replace("measured ", "bound "), PRINTED.flags)  # it stands there in the same way
+KEY = re.compile(r"`(\d\d\.\w+(?::bound)?)`")
+QUOTE = re.compile(rf"([\d.,]*\d(?:e[+-]?\d+)?)(?=[^\d`]{{0,60}}{KEY.pattern})")
 
 
 def measured(course: Path) -> dict[str, str]:
-    """The numbers in the worked notebooks by their keys, as they were printed."""
+    """The numbers in the worked notebooks by their keys, as they were printed; `KEY:bound` is the bound of `KEY`."""
     found = {}
     for source in source_paths(course):
         path = built_paths(course, source.stem).solution
         for cell in nbformat.read(path, as_version=4).cells if path.is_file() else []:
             for output in cell.get("outputs", []):
-                found |= dict(PRINTED.findall(output.get("text", "")))
+                found |= printed(output.get("text", ""))
     return found
+
+
+def printed(text: str) -> dict[str, str]:
+    """Measurements and bounds in what a cell printed, where they are numbers."""
+    bounds = [(f"{key}:bound", value) for key, value in BOUND.findall(text)]
+    return {key: value for key, value in [*PRINTED.findall(text), *bounds] if NUMBER.fullmatch(value)}
 
 
 def quoted(text: str) -> list[tuple[str, str]]:
@@ -45,6 +55,6 @@ def update(course: Path) -> list[Path]:
     for path in sorted((course / FOLDER).glob("*.md")):
         text = read_text(path)
         if (new := refreshed(text, numbers)) != text:
-            path.write_text(new, encoding="utf-8", newline="\n")
+            write_whole(path, new.encode())
             changed.append(path)
     return changed

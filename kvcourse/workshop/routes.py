@@ -2,8 +2,9 @@
 
 A route is a `##` heading that says how many minutes there are, and a table below it with the columns notebook, sections
 (`;` between them), what is done there, minutes. What is done is `read` (read together, cells run), `run` (cells run,
-nothing read), or the names of exercises in backticks (read, and these done). A row `break` has minutes of its own.
-After the table stands a line with the sum and the room that is left.
+nothing read), or the names of exercises in backticks (read, and these done). Rows `break` and `lunch` have minutes of
+their own; lunch is not counted in the time of the route. After the table stand a line with the sum, the room that is
+left and the longest time without a rest, and a line with the exit questions that the route has answered.
 """
 
 import re
@@ -11,13 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from kvcourse.model_folder import write_whole
 from kvcourse.notebooks.source import read_text
 from kvcourse.workshop.minutes import Section, sections
 
 PAGE = Path("notebooks", "instructor", "routes.md")
 HEADING = re.compile(r"^## .*?(\d+) minutes", re.MULTILINE)
-ROW = re.compile(r"^\| (break|\d\d) \| (.*?) \| (.*?) \| (.*?) \|$")
+ROW = re.compile(r"^\| (break|lunch|\d\d) \| (.*?) \| (.*?) \| (.*?) \|$")
 SUM = re.compile(r"^\*\*Sum .*\*\*$")
+QUESTIONS = re.compile(r"^\*\*Exit questions:\*\* .*$")
+QUESTION = re.compile(r"^(\d)\. [^\n]*(?:\n(?!\d\. ).*)*?\(Section\s\*([^*]+)\*\.\)", re.MULTILINE)  # on a page
+RESTS = ("break", "lunch")
 SHARE = 2 / 3  # of the time without breaks that a route may fill; see `routes.md`
 
 
@@ -43,12 +48,27 @@ class Route(NamedTuple):
 
     @property
     def sum(self) -> float:
-        """Minutes of all rows but the breaks."""
-        return sum(row.minutes for row in self.rows) - self.breaks
+        """Minutes of all rows but the rests."""
+        return sum(row.minutes for row in self.rows if row.notebook not in RESTS)
 
     @property
     def fits(self) -> bool:
         return self.sum <= SHARE * (self.time - self.breaks)
+
+    @property
+    def longest_stretch(self) -> float:
+        """Minutes by the clock between two rests, at most, when the room that is left goes to all rows alike."""
+        stretches = [0.0]
+        for row in self.rows:
+            if row.notebook in RESTS:
+                stretches.append(0.0)
+            else:
+                stretches[-1] += row.minutes
+        return max(stretches) * (self.time - self.breaks) / self.sum
+
+    def reads(self, notebook: str, title: str) -> bool:
+        """Whether the section is read together, not only run or left out."""
+        return any(row.notebook == notebook and title in row.titles and row.does != "run" for row in self.rows)
 
 
 def routes(course: Path) -> list[Route]:
@@ -63,7 +83,7 @@ def routes(course: Path) -> list[Route]:
 
 def refreshed(course: Path) -> str:
     """The text of `routes.md` with all minutes worked out anew."""
-    text, found = read_text(course / PAGE), routes(course)
+    text, found, asked = read_text(course / PAGE), routes(course), exit_questions(course)
     lines, rows, route = [], iter(()), None
     for line in text.splitlines():
         if HEADING.match(line):
@@ -75,15 +95,25 @@ def refreshed(course: Path) -> str:
             line = f"| {notebook} | {titles} | {does} | {'<1' if minutes < 0.5 else round(minutes)} |"
         elif SUM.match(line):
             line = _sum_line(route)
+        elif QUESTIONS.match(line):
+            line = _questions_line(route, asked)
         lines.append(line)
     return "\n".join(lines) + "\n"
 
 
 def update(course: Path) -> Path:
     """Write the minutes into `routes.md`."""
-    text = refreshed(course)
-    (course / PAGE).write_text(text, encoding="utf-8", newline="\n")
+    write_whole(course / PAGE, refreshed(course).encode())
     return course / PAGE
+
+
+def exit_questions(course: Path) -> list[tuple[str, str, str]]:
+    """Notebook, number and section of each exit question on the instructor's pages."""
+    found = []
+    for page in sorted((course / PAGE).parent.glob("[0-9][0-9]_*.md")):
+        _, _, text = read_text(page).partition("## Exit questions")
+        found += [(page.stem[:2], number, " ".join(title.split())) for number, title in QUESTION.findall(text)]
+    return found
 
 
 def rounded(minutes: float) -> int:
@@ -93,7 +123,17 @@ def rounded(minutes: float) -> int:
 
 def _sum_line(route: Route) -> str:
     room = route.time - rounded(route.sum) - route.breaks
-    return f"**Sum {rounded(route.sum)} minutes, breaks {route.breaks:.0f}, room {room:.0f}.**"
+    said = f"Sum {rounded(route.sum)} minutes, breaks {route.breaks:.0f}, room {room:.0f}."
+    return f"**{said} Longest without a rest: {rounded(route.longest_stretch)} minutes by the clock.**"
+
+
+def _questions_line(route: Route, asked: list[tuple[str, str, str]]) -> str:
+    numbers = {}
+    for notebook, number, title in asked:
+        if route.reads(notebook, title):
+            numbers.setdefault(notebook, []).append(number)
+    pages = [f"{notebook}: {', '.join(some)}" for notebook, some in numbers.items()]
+    return f"**Exit questions:** {'; '.join(pages)}."
 
 
 def _tables(text: str) -> Iterator[tuple[str, int, list[str]]]:
@@ -105,7 +145,7 @@ def _tables(text: str) -> Iterator[tuple[str, int, list[str]]]:
 
 
 def _refuse_gaps(route: Route, known: list[Section]) -> None:
-    for notebook in dict.fromkeys(row.notebook for row in route.rows if row.notebook != "break"):
+    for notebook in dict.fromkeys(row.notebook for row in route.rows if row.notebook not in RESTS):
         listed = [title for row in route.rows if row.notebook == notebook for title in row.titles]
         wanted = [section.title for section in known if section.notebook[:2] == notebook][: len(listed)]
         if listed != wanted:
@@ -118,7 +158,7 @@ def _refuse_gaps(route: Route, known: list[Section]) -> None:
 
 def _row(line: str, known: list[Section]) -> Row:
     notebook, titles, does, stated = ROW.match(line).groups()
-    if notebook == "break":
+    if notebook in RESTS:
         return Row(notebook, [titles], does, float(stated))
     own = {section.title: section for section in known if section.notebook[:2] == notebook}
     titles = [title.strip() for title in titles.split(";")]

@@ -3,27 +3,31 @@
 No slide is marked in a source. The structure decides:
 
 - each `##` section is a column of slides, its steps stand below each other; the title is a column of its own;
-- code, and below it the text and figures that the worked notebook stores; what fits on one slide stays together;
+- code, and below it the text and figures that the worked notebook stores, on one slide if it has room for both;
+- of a cell that does nothing but show a figure, the figure;
 - an exercise is its statement and the stub that learners have, never the solution; its hints are in the speaker's notes
   (key S), and so is nothing else;
 - left out: set-up and imports before the first section, calls of checkers, and what a guess printed.
 """
 
+import ast
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
 
+from kvcourse.model_folder import write_whole
 from kvcourse.notebooks.build import built_paths, pick, read
 
 TEMPLATES = Path(__file__).parent / "templates"
 REVEAL = "reveal.js"  # the folder beside the slides
 LINES = 31  # of code on one slide
 OUTPUTS = "outputs-of-the-cell-before"
+PLOTS = re.compile(r"kv\.plots\.show\(|(figure|alt) = ")
 HINTS = re.compile(r"<details>.*?</details>", re.S)
 BADGES = re.compile(r"\[!\[[^\]]*\]\([^)]*\)\]\([^)]*\)")
 LOCAL_LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?!https?:)[^)]*\)")  # leads nowhere beside the slides
@@ -36,10 +40,10 @@ def slides(course: Path, folder: Path, names=()) -> list[Path]:
     name, and for a notebook that was not built from the source that learners have.
     """
     reveal, exporter = find_reveal(), make_exporter()
-    worked = pick(sorted((course / "notebooks" / "solutions").glob("*.ipynb")), list(names))
+    worked = sorted((course / "notebooks" / "solutions").glob("*.ipynb"))
     if not worked:
         raise FileNotFoundError(f"no worked notebooks in {course}: slides are made where the course is written")
-    decks = {path.stem: deck(course, path.stem) for path in worked}
+    decks = {path.stem: deck(course, path.stem) for path in pick(worked, list(names))}
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(
         reveal / "dist", folder / REVEAL / "dist", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.map")
@@ -50,7 +54,7 @@ def slides(course: Path, folder: Path, names=()) -> list[Path]:
     for name, notebook in decks.items():
         html, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": name}})
         path = folder / f"{name}.slides.html"
-        path.write_text(html, encoding="utf-8", newline="\n")
+        write_whole(path, html.encode())
         written.append(path)
     return written
 
@@ -100,9 +104,14 @@ def deck(course: Path, name: str) -> NotebookNode:
     learner, worked = (read(path, as_version=4).cells for path in built_paths(course, name))
     if [cell.id for cell in learner] != [cell.id for cell in worked]:
         raise ValueError(f"{name}: the worked notebook has other cells than the learner's: run `kvcourse notebooks`")
-    notebook = nbformat.v4.new_notebook(metadata={"language_info": {"name": "python"}})
+    cells = list(paged(parts(learner, worked)))
+    return nbformat.v4.new_notebook(cells=cells, metadata={"language_info": {"name": "python"}})
+
+
+def paged(cells: Iterable[NotebookNode]) -> Iterator[NotebookNode]:
+    """The cells, each of which says whether it begins a slide: at a heading, and where the last one has no room."""
     filled, room = False, 0
-    for cell in parts(learner, worked):
+    for cell in cells:
         heading = re.match(r"(#+) ", cell.source) if cell.cell_type == "markdown" else None
         kind = "-"
         if heading and len(heading[1]) <= 2:
@@ -114,12 +123,11 @@ def deck(course: Path, name: str) -> NotebookNode:
         room = LINES - lines_of(cell) if kind in ("slide", "subslide") else room - lines_of(cell)
         filled = True
         cell.metadata["slideshow"] = {"slide_type": kind}
-        notebook.cells.append(cell)
-    return notebook
+        yield cell
 
 
 def parts(learner: list[NotebookNode], worked: list[NotebookNode]) -> Iterator[NotebookNode]:
-    """What the slides show, in order: text cut at its headings, hints as notes, code, and the outputs of it apart."""
+    """What the slides show, in order: text cut at its headings, hints as notes, code with its outputs."""
     in_section = False
     for mine, full in zip(learner, worked, strict=True):
         if mine.cell_type == "markdown":
@@ -127,11 +135,29 @@ def parts(learner: list[NotebookNode], worked: list[NotebookNode]) -> Iterator[N
                 in_section = in_section or text.startswith("## ")
                 yield from text_parts(text)
         elif in_section and "kv.check." not in mine.source:
-            code = nbformat.v4.new_code_cell(mine.source)
-            if mine.source.strip():
-                yield code
-            if mine.source == full.source and full.outputs:  # else the outputs are those of the solution or the guess
-                yield nbformat.v4.new_code_cell("", outputs=full.outputs, metadata={"tags": [OUTPUTS]})
+            outputs = full.outputs if mine.source == full.source else []  # else those of the solution or the guess
+            yield from code_parts(mine.source, outputs)
+
+
+def code_parts(code: str, outputs: list[NotebookNode]) -> Iterator[NotebookNode]:
+    """A cell with code and outputs as one if a slide has room for it, else as two, and as one without code that only
+    plots."""
+    both = nbformat.v4.new_code_cell(code, outputs=outputs)
+    apart = nbformat.v4.new_code_cell("", outputs=outputs, metadata={"tags": [OUTPUTS]})
+    if outputs and only_plots(code):
+        yield apart
+    elif outputs and lines_of(both) > LINES:
+        yield from (nbformat.v4.new_code_cell(code), apart)
+    elif code.strip():
+        yield both
+
+
+def only_plots(code: str) -> bool:
+    """Whether the code does nothing but call `kv.plots.show`, for which it may name a figure and a text."""
+    try:
+        return all(PLOTS.match(ast.unparse(statement)) for statement in ast.parse(code).body)
+    except SyntaxError:  # a magic command
+        return False
 
 
 def text_parts(text: str) -> Iterator[NotebookNode]:

@@ -29,7 +29,7 @@
 #   below it: `kv.check` says whether the answer is right, and if not, what is wrong. Later cells never use your
 #   function, so you may skip an exercise and come back. `kv.check.progress()` shows what is done and how long the rest
 #   takes; `kv.check.reset("00")` forgets what you did in notebook 00.
-# - **Solutions** are in the folder `notebooks/solutions` of the course's repository: the same notebooks, worked and with
+# - **Solutions** are in the folder `notebooks/solutions` of the course's repository: the same notebooks, worked, with
 #   their outputs. Copies handed out in a class come without them.
 #
 # Run the cells from top to bottom with Shift+Enter. If something looks odd, choose *Restart Kernel and Run All Cells*:

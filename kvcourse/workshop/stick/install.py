@@ -16,7 +16,12 @@ import zipfile
 from pathlib import Path
 
 STICK = Path(__file__).resolve().parent
-MODEL_PATH = "from kvcourse.weights.fetch import find_source; print(find_source('smollm2-135m').path)"
+# Run by the installed Python, which knows where the model belongs; its arguments are this file and the model's.
+PLACE_MODEL = """
+import runpy, sys
+from kvcourse.weights.fetch import find_source
+runpy.run_path(sys.argv[1])["place"](sys.argv[2], find_source("smollm2-135m").path)
+"""
 
 
 def main(arguments):
@@ -31,14 +36,14 @@ def main(arguments):
         require_room(STICK, seat, folder)
         print(f"Installing into {folder} ...", flush=True)
         python = install(STICK, seat, folder / ".venv")
-        kept = copy_course(STICK / "course", folder)
+        kept = copy_course(STICK, folder)
         place_model(STICK, python)
     except Refused as error:
         print(f"install: {error}", file=sys.stderr)
         return 1
     if kept:
         print(f"{kept} files of the course were there already and are left as they were.")
-    if subprocess.call([python, "-m", "kvcourse.cli.main", "doctor"], cwd=folder):
+    if subprocess.call([python, "-m", "kvcourse.cli.main", "doctor"], cwd=folder, env=settings()):
         print("install: kvcourse doctor says above what is to be put right", file=sys.stderr)
         return 1
     print(f"\nInstalled. Now, and each time that you begin:\n\n    {start_line(folder)}\n")
@@ -51,18 +56,24 @@ class Refused(Exception):
 
 def verify(stick):
     """Compare every file with its sum. Raises `Refused` when one is missing or damaged, or the stick not complete."""
-    sums = stick / "SHA256SUMS"
-    if not sums.is_file():
+    if not (stick / "SHA256SUMS").is_file():
         raise Refused(
             "this stick is not complete: run `kvcourse workshop bundle` on it again, where there is a network"
         )
-    for line in sums.read_text(encoding="utf-8").splitlines():
-        expected, _, name = line.partition("  ")
+    for name, expected in listed(stick).items():
         path = stick / name
         if not path.is_file():
             raise Refused(f"{name} is missing on this stick: copy it again")
         if sha256(path) != expected:
             raise Refused(f"{name} is damaged on this stick: copy it again")
+
+
+def listed(stick, part=""):
+    """The sums of the stick's own files in `part`, by their names. Whatever else lies in its folders is not the
+    course's: a Mac puts a `._` file beside each file that it copies."""
+    lines = (stick / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+    sums = {name: expected for expected, _, name in (line.partition("  ") for line in lines)}
+    return {name: expected for name, expected in sums.items() if name.startswith(part)}
 
 
 def sha256(path):
@@ -87,7 +98,7 @@ def this_seat(stick):
 
 def require_room(stick, seat, folder):
     """Raise `Refused` unless the disk has room for what the wheels unpack to, the course and the model."""
-    needed = sum(path.stat().st_size for part in ("course", "models") for path in (stick / part).rglob("*"))
+    needed = sum((stick / name).stat().st_size for part in ("course/", "models/") for name in listed(stick, part))
     for wheel in seat["wheels"]:
         with zipfile.ZipFile(stick / "wheels" / wheel) as archive:
             needed += sum(member.file_size for member in archive.infolist())
@@ -110,32 +121,42 @@ def install(stick, seat, environment):
     return python
 
 
+def settings():
+    """The environment of every program that is started here: none of the user's settings for Python and pip, no way to
+    a network through pip, and UTF-8 on Windows too, so that what a program prints is read as it was meant."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
+    return {**clean, "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PYTHONUTF8": "1"}
+
+
 def run(command, failure):
-    """Run a command with none of the user's settings for pip, and no way to a network through it."""
-    settings = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
-    settings.update(PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
-    done = subprocess.run(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
+    """Run a command. Raises `Refused` with what it printed when it fails."""
+    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
+    done = subprocess.run(command, env=settings(), **said)
     if done.returncode:
         raise Refused(f"{failure}:\n{done.stdout.strip()}")
 
 
-def copy_course(course, folder):
+def copy_course(stick, folder):
     """Copy what is not there yet; return how many files were, and are left alone: they may be somebody's work."""
     kept = 0
-    for path in sorted(course.rglob("*")):
-        target = folder / path.relative_to(course)
-        if path.is_file() and target.exists():
+    for name in listed(stick, "course/"):
+        target = folder / name[len("course/") :]
+        if target.exists():
             kept += 1
-        elif path.is_file():
-            copy_whole(path, target)
+        else:
+            copy_whole(stick / name, target)
     return kept
 
 
 def place_model(stick, python):
-    """Put the chat model where the course looks for it, unless it is there."""
-    [model] = (stick / "models").iterdir()
-    said = subprocess.run([python, "-c", MODEL_PATH], stdout=subprocess.PIPE, check=True, encoding="utf-8").stdout
-    target = Path(said.strip())
+    """Let the installed course put the chat model where it looks for it."""
+    [name] = listed(stick, "models/")
+    run([python, "-c", PLACE_MODEL, __file__, str(stick / name)], "the chat model could not be copied")
+
+
+def place(model, target):
+    """Copy the model to its place, unless it is there."""
+    model, target = Path(model), Path(target)
     if not target.is_file() or target.stat().st_size != model.stat().st_size:
         copy_whole(model, target)
 
