@@ -83,7 +83,7 @@ def clock(monkeypatch):
 
 def test_rates_are_the_work_over_the_best_time(clock):
     growing = [0.001, 0.002, 0.003]  # products of 256, 512 and 1024: none takes long enough
-    clock += growing + [0.5, 0.25] + [0.4, 0.125] + [0.8, 0.5]  # product and reading, three rounds
+    clock += growing + [0.5, 0.25, 0.3] + [0.4, 0.2, 0.125] + [0.8, 0.5, 0.5]  # product, two ways to read, three rounds
     found = measure_ceilings("cpu", "float32")
     assert not clock
     assert found.flops_per_second == 2 * 2048**3 / 0.4
@@ -92,8 +92,14 @@ def test_rates_are_the_work_over_the_best_time(clock):
     assert roof.READ_SIZE**2 * 4 >= 1e9
 
 
+@pytest.mark.parametrize("reading", [[0.125, 0.5], [0.5, 0.125]])
+def test_the_faster_way_to_read_counts(clock, reading):
+    clock += [0.06, 0.06, *reading]
+    assert measure_ceilings("cpu", "float32", rounds=1).bytes_per_second == 16_384 * 16_384 * 4 / 0.125
+
+
 def test_a_slow_dtype_gets_a_smaller_product(clock):
-    clock += [0.001, 0.06] + [0.06, 0.1]  # the product of 512 takes long enough
+    clock += [0.001, 0.06] + [0.06, 0.1, 0.1]  # the product of 512 takes long enough
     assert measure_ceilings("cpu", "bfloat16", rounds=1).flops_per_second == 2 * 512**3 / 0.06
 
 
@@ -108,9 +114,9 @@ def test_the_read_matrix_was_written_and_the_product_has_its_dtype(monkeypatch):
     monkeypatch.setattr(roof, "LARGEST", {"cpu": 4})
     monkeypatch.setattr(roof, "median_time", lambda fn, **_: results.append(fn()) or 1.0)
     measure_ceilings("cpu", "float64", rounds=1)
-    product, sums = results
+    product, largest, sums = results
     assert product.dtype == torch.float64 and product.shape == (256, 256)
-    assert torch.equal(sums, torch.full((8,), 8.0)) and sums.dtype == torch.float32
+    assert largest == 1 and torch.equal(sums, torch.full((8,), 8.0)) and sums.dtype == torch.float32
 
 
 def test_too_little_memory_is_said_before_any_work(monkeypatch, clock):

@@ -94,12 +94,13 @@ def allocated(config, tokens, batch_size=1):
 
 configs = {lm.name: config} | {name: other.config for name, other in tiny.items()}
 read_as, really = {}, {}
+print(f"{'bytes':<13}{'of heads':>10}  {'of KV heads':>11} {'allocated':>11}")
 for name, c in configs.items():
     n = min(tokens, c.max_seq_len)
     read_as[name] = [2 * c.n_layers * heads * c.d_head * n * 1 * 2 for heads in (c.n_heads, c.n_kv_heads)]
     really[name] = allocated(c, n)
     said = [f"{nbytes:>10,}{' ' if nbytes != really[name] else '*'}" for nbytes in read_as[name]]
-    print(f"{name:<13} heads: {said[0]}  KV heads: {said[1]}  allocated: {really[name]:>10,}")
+    print(f"{name:<13}{said[0]} {said[1]} {really[name]:>11,}")
 print("* equal to the byte")
 
 # %% [markdown]
@@ -320,7 +321,8 @@ for device, memory in kv.DEVICES.items():
 # ## A 70B model on a laptop
 #
 # "Llama 70B runs on a 64 GB laptop in 4 bits." Weights of 4 bits are kept in groups, and each group has a scale of its
-# own, often a zero point too. `kv.bits_per_number` adds these up:
+# own, often a zero point too. `kv.bits_per_number` adds these up. For each way of keeping them: bits for each weight, the
+# gigabytes of all weights, and the tokens of cache that there is room for:
 
 # %%
 formats = {"16 bits": 16, "8 bits": 8, "4 bits, no scales": 4}
@@ -329,10 +331,11 @@ formats["4 bits, groups of 32, scale"] = kv.bits_per_number(4, 32)
 formats["4 bits, groups of 32, scale and zero"] = kv.bits_per_number(4, 32, zero_bits=16)
 laptop = kv.DEVICES["laptop 64 GB"]
 reaches = {}
+print(f"{'':<37}{'bits':>7}{'GB':>7}{'tokens':>8}")
 for name, bits in formats.items():
     reaches[name] = kv.longest_context(llama, laptop, weight_bits=bits)
     gigabytes = kv.weight_bytes(llama, bits) / 1e9
-    print(f"{name:<37} {bits:6.3f} bits: {gigabytes:6.1f} GB of weights, room for {reaches[name]:>7,} tokens")
+    print(f"{name:<37}{bits:7.3f}{gigabytes:7.1f}{reaches[name]:8,}")
 
 # %% tags=["nbval-ignore-output"]
 held = 8_000

@@ -77,8 +77,8 @@ def fastest_decode(weights, weight_bits, cache_bytes, bytes_per_second):
 kv.check.fastest_decode(fastest_decode)
 
 # %% [markdown]
-# The two numbers it needs: what this machine reads in a second (a matrix of 1 GB times a vector, as in notebook 03),
-# and what a step of our model must read.
+# The two numbers it needs: what this machine reads in a second (a matrix of 1 GB, as in notebook 03), and what a step
+# of our model must read.
 
 # %% tags=["nbval-ignore-output"]
 ceilings = kv.measure_ceilings(model.device, torch.float32)
@@ -542,7 +542,7 @@ for name, seconds in pace.items():
     print(f"{name:<16} {1 / seconds:7.1f} tokens/s, bound {1 / least:7.1f}, {least / seconds:4.0%} of it; ", end="")
     print(f"{1e3 * seconds:6.2f} ms, {1e3 * (seconds - least):6.2f} of them not the reading")
 if any(speed > at_most for _, speed, at_most, _ in ladder):
-    print("Over 100%: it reads a little faster than the product that measured the ceiling.")
+    print("Over 100%: it reads a little faster than the program that measured the ceiling.")
 
 # %% tags=["nbval-ignore-output"]
 kv.plots.show(
@@ -799,9 +799,9 @@ print(f"{', '.join(exact)}: the same tokens, or level ones: {agree}")
 # behind the reading (4-bit weights must be widened), small operations, Python, sampling, and for a server HTTP.
 #
 # The rest can come out below zero. A few percent are noise, since the ceiling was measured at another moment. More than
-# that means something: the ceiling is what *PyTorch's* product of a matrix and a vector reads in a second. Another
-# program may read faster, or find a part of the weights in the processor's own cache, which then need not come from
-# memory again. Such a program is said to be faster than the ceiling below, and its bar has a dashed end.
+# that means something: the ceiling is what *PyTorch* reads in a second, of one large matrix. Another program may read
+# faster, or find a part of the weights in the processor's own cache, which then need not come from memory again. Such
+# a program is said to be faster than the ceiling below, and its bar has a dashed end.
 
 # %% tags=["nbval-ignore-output"]
 held = statistics.mean(lengths) + new / 2  # tokens before a step, on average
