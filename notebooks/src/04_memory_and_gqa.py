@@ -321,8 +321,8 @@ for device, memory in kv.DEVICES.items():
 # ## A 70B model on a laptop
 #
 # "Llama 70B runs on a 64 GB laptop in 4 bits." Weights of 4 bits are kept in groups, and each group has a scale of its
-# own, often a zero point too. `kv.bits_per_number` adds these up. For each way of keeping them: bits for each weight, the
-# gigabytes of all weights, and the tokens of cache that there is room for:
+# own, often a zero point too. `kv.bits_per_number` adds these up. For each way of keeping them: bits for each weight,
+# the gigabytes of all weights, and the tokens of cache that there is room for:
 
 # %%
 formats = {"16 bits": 16, "8 bits": 8, "4 bits, no scales": 4}
