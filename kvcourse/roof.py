@@ -5,9 +5,9 @@ each byte it reads waits for memory; work that does many waits for arithmetic. T
 (Williams, Waterman, Patterson 2009, "Roofline: An Insightful Visual Performance Model", CACM 52(4)).
 
 The ceilings here are measured, not taken from a data sheet: they are what this program reaches with PyTorch on this
-machine. Weights that fit a large last-level cache (the processor's own memory, up to some hundred megabytes) are not
-read from memory again for each token. A small model can then be *above* the memory ceiling: a share over 100% says
-that its weights did not travel, not that a law was broken.
+machine. Another program may read faster than PyTorch does, and weights that fit a large last-level cache (the
+processor's own memory, up to some hundred megabytes) are not read from memory again for each token. A model can then
+be *above* the memory ceiling: a share over 100% says one of the two, not that a law was broken.
 """
 
 from collections.abc import Callable
