@@ -27,7 +27,8 @@ from kvcourse.weights.fetch import stand_in
 PARTS = ("entries", "verdicts", "exercises")
 VERDICTS = ("holds", "holds with a condition", "wrong as said")
 RIGHT_BEFORE = "right (last try: wrong)"
-STATUSES = ("not attempted", "wrong", "right", RIGHT_BEFORE)
+DONE = ("right", RIGHT_BEFORE)
+STATUSES = ("not attempted", "wrong", *DONE)
 KEY = re.compile(r"\d\d\.[a-z][a-z0-9_]*")
 
 
@@ -155,7 +156,7 @@ def record_exercise(name: str, status: str) -> None:
     with _open_store() as store:
         if status == "not attempted" and name in store["exercises"]:
             return
-        once_right = store["exercises"].get(name) in ("right", RIGHT_BEFORE)
+        once_right = store["exercises"].get(name) in DONE
         store["exercises"][name] = RIGHT_BEFORE if once_right and status == "wrong" else status
 
 

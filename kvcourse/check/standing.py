@@ -32,7 +32,7 @@ def reset(notebook: str = "") -> None:
 
 
 def _summary(part: dict[str, Effort], stands: dict[str, str]) -> str:
-    minutes = [effort.minutes for name, effort in part.items() if not stands.get(name, "").startswith("right")]
+    minutes = [effort.minutes for name, effort in part.items() if stands.get(name) not in results.DONE]
     done = f"{len(part) - len(minutes)} of {len(part)} right"
     return f"{done}, about {sum(minutes)} minutes left" if minutes else done
 

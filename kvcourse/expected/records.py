@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import sys
-import tempfile
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +17,7 @@ import psutil
 import torch
 
 from kvcourse.device import device_class, device_name, placement
+from kvcourse.model_folder import write_whole
 from kvcourse.paths import data_folder
 from kvcourse.text_files import read_object
 
@@ -98,10 +98,7 @@ def record(figures: dict[str, Figure], model: str) -> Path:
     # A figure takes one line, not five.
     text = re.sub(r'\{\s*("value": .*)\s*("unit": .*)\s*("counted": .*)\s*\}', r"{\1 \2 \3}", text)
     path = folder() / f"{device_class()}.json"
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:  # replaced as a whole: nobody reads half a file
-        half = Path(scratch) / path.name
-        half.write_text(text + "\n", encoding="utf-8", newline="\n")
-        os.replace(half, path)
+    write_whole(path, f"{text}\n".encode())
     return path
 
 

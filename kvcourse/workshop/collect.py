@@ -182,7 +182,7 @@ def progress_table(learners: list[Learner], notebook: str = "") -> str:
 
 def status(learner: Learner, exercise: str) -> str:
     found = learner.exercises.get(exercise, "not attempted")
-    return "right" if found == results.RIGHT_BEFORE else found
+    return "right" if found in results.DONE else found
 
 
 def seats_table(seats: list[Seat]) -> str:
